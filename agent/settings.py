@@ -1,0 +1,121 @@
+"""All settings of the agent, read here alone: defaults < TOML file < environment < flag.
+
+Environment: `AGENT_SECTION__KEY`, for example `AGENT_LLM__MODEL`. `AGENT_LLM__BASE_URL` and `AGENT_LLM__API_KEY` fall back
+to `OPENAI_BASE_URL` and `OPENAI_API_KEY`. Unknown keys are refused.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class LLMSettings(Section):
+    """Times in seconds. `role_models` maps a role to another model name."""
+
+    model: str | None = None
+    base_url: str | None = None
+    api_key: SecretStr | None = None
+    role_models: dict[str, str] = {}
+    max_tokens: int = Field(4096, ge=16)
+    context_tokens: int = Field(128_000, ge=1024)
+    temperature: float | None = None
+    connect_s: float = Field(10.0, gt=0)
+    first_token_s: float = Field(120.0, gt=0)
+    between_chunks_s: float = Field(60.0, gt=0)
+    total_s: float = Field(600.0, gt=0)
+    max_attempts: int = Field(4, ge=1)
+    max_retry_after_s: float = Field(60.0, gt=0)
+    price_prompt_usd_per_mtok: float | None = Field(None, ge=0)
+    price_cached_usd_per_mtok: float | None = Field(None, ge=0)
+    price_completion_usd_per_mtok: float | None = Field(None, ge=0)
+
+
+class ToolServerSettings(Section):
+    """`url` None: an embedded ToolServer is started on loopback for the run."""
+
+    url: str | None = None
+    api_key: SecretStr | None = None
+    wait_s: float = Field(30.0, gt=0)
+    deadline_s: float = Field(300.0, gt=0)
+    connect_s: float = Field(5.0, gt=0)
+    max_attempts: int = Field(5, ge=1)
+    max_continuations: int = Field(10, ge=1)
+    breaker_failures: int = Field(5, ge=1)
+    breaker_reset_s: float = Field(15.0, gt=0)
+    max_observation_chars: int = Field(12_000, ge=500)
+    runtime: str = "auto"  # of an embedded one
+
+
+class LoopSettings(Section):
+    max_steps: int = Field(15, ge=1)  # of the ReACT loop a task; the last must submit
+    max_refinements: int = Field(3, ge=0)
+    max_revisions: int = Field(3, ge=0)
+    max_depth: int = Field(3, ge=1)
+    max_width: int = Field(5, ge=1)
+    min_first_tasks: int = Field(2, ge=1)
+    max_first_tasks: int = Field(4, ge=1)
+    max_tasks: int = Field(20, ge=1)
+
+
+class BudgetSettings(Section):
+    """Allowances of a run; None: bounded only by what the limits of the loops allow."""
+
+    max_tokens: int | None = Field(None, ge=1)
+    max_usd: float | None = Field(None, gt=0)
+    max_seconds: float | None = Field(None, gt=0)
+    max_llm_calls: int | None = Field(None, ge=1)
+    max_tool_calls: int | None = Field(None, ge=1)
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(
+        env_prefix="AGENT_", env_nested_delimiter="__", frozen=True, extra="forbid", nested_model_default_partial_update=True,
+        populate_by_name=True,
+    )  # fmt: skip
+
+    runs_dir: Path = Path("runs")
+    llm: LLMSettings = LLMSettings()
+    toolserver: ToolServerSettings = ToolServerSettings()
+    loop: LoopSettings = LoopSettings()
+    budget: BudgetSettings = BudgetSettings()
+    openai_base_url: str | None = Field(None, validation_alias=AliasChoices("OPENAI_BASE_URL", "openai_base_url"))
+    openai_api_key: SecretStr | None = Field(None, validation_alias=AliasChoices("OPENAI_API_KEY", "openai_api_key"))
+
+    @property
+    def llm_base_url(self) -> str | None:
+        return self.llm.base_url or self.openai_base_url
+
+    @property
+    def llm_api_key(self) -> SecretStr | None:
+        return self.llm.api_key or self.openai_api_key
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=_config_file)
+
+
+_config_file: Path | None = None
+
+
+def load(config: Path | None = None, **flags: Any) -> Settings:
+    """Read all sources. Raises pydantic.ValidationError, OSError or tomllib.TOMLDecodeError; the command line explains them."""
+    global _config_file  # noqa: PLW0603 - pydantic-settings takes its file from the class
+    _config_file = config
+    if config is not None and not config.is_file():
+        raise FileNotFoundError(f"no settings file {config}")
+    return Settings(**flags)

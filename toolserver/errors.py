@@ -1,0 +1,124 @@
+"""Every failure of the ToolServer, and what it is on the wire.
+
+    ToolServerError                 carries code, message, call_id, extra fields for the body
+     ├─ one per row of CODES        raised as ToolServerError(Code.X, ...)
+    RuntimeUnavailable              the engine does not answer (a driver raises it) -> runtime_unavailable
+    SandboxGone                     a sandbox ended under a call (sandbox layer only, mapped by calls/)
+
+`CODES` is the one table of status, fault, retry advice and effects; nothing else in the package names a status for a code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+Fault = Literal["caller", "tool", "infra", "policy"]
+Effects = Literal["none", "possible"]
+
+
+class Code(StrEnum):
+    UNAUTHORIZED = "unauthorized"
+    FORBIDDEN = "forbidden"
+    NOT_FOUND = "not_found"  # unknown routes
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    TOOL_NOT_FOUND = "tool_not_found"
+    SESSION_NOT_FOUND = "session_not_found"
+    CALL_NOT_FOUND = "call_not_found"
+    FILE_NOT_FOUND = "file_not_found"
+    SNAPSHOT_NOT_FOUND = "snapshot_not_found"
+    NOT_IMPLEMENTED = "not_implemented"  # an endpoint of the contract that this version does not have yet
+    IDEMPOTENCY_CONFLICT = "idempotency_conflict"
+    SESSION_GONE = "session_gone"
+    TOO_LARGE = "too_large"
+    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
+    RANGE_NOT_SATISFIABLE = "range_not_satisfiable"
+    INVALID_ARGUMENTS = "invalid_arguments"
+    QUOTA_EXCEEDED = "quota_exceeded"
+    STILL_RUNNING = "still_running"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    TOOL_FAILED = "tool_failed"
+    TOOL_CRASHED = "tool_crashed"
+    OOM_KILLED = "oom_killed"
+    DISK_FULL = "disk_full"
+    POLICY_DENIED = "policy_denied"
+    CANCELLED = "cancelled"
+    OUTCOME_UNKNOWN = "outcome_unknown"
+    INTERNAL = "internal"
+    NO_CAPACITY = "no_capacity"
+    RUNTIME_UNAVAILABLE = "runtime_unavailable"
+    STARTING = "starting"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What a code is on the wire. `retry_after_s` is the advice when the raiser gives none."""
+
+    status: int
+    fault: Fault
+    retryable: bool = False
+    effects: Effects = "none"
+    retry_after_s: float | None = None
+
+
+CODES: dict[Code, Meaning] = {
+    Code.UNAUTHORIZED: Meaning(401, "caller"),
+    Code.FORBIDDEN: Meaning(403, "policy"),
+    Code.NOT_FOUND: Meaning(404, "caller"),
+    Code.METHOD_NOT_ALLOWED: Meaning(405, "caller"),
+    Code.TOOL_NOT_FOUND: Meaning(404, "caller"),
+    Code.SESSION_NOT_FOUND: Meaning(404, "caller"),
+    Code.CALL_NOT_FOUND: Meaning(404, "caller"),
+    Code.FILE_NOT_FOUND: Meaning(404, "caller"),
+    Code.SNAPSHOT_NOT_FOUND: Meaning(404, "caller"),
+    Code.NOT_IMPLEMENTED: Meaning(501, "caller"),
+    Code.IDEMPOTENCY_CONFLICT: Meaning(409, "caller"),
+    Code.SESSION_GONE: Meaning(410, "infra"),
+    Code.TOO_LARGE: Meaning(413, "caller"),
+    Code.UNSUPPORTED_MEDIA_TYPE: Meaning(415, "caller"),
+    Code.RANGE_NOT_SATISFIABLE: Meaning(416, "caller"),
+    Code.INVALID_ARGUMENTS: Meaning(422, "caller"),
+    Code.QUOTA_EXCEEDED: Meaning(429, "policy", retryable=True, retry_after_s=5),
+    Code.STILL_RUNNING: Meaning(450, "tool", retryable=True, effects="possible"),
+    Code.DEADLINE_EXCEEDED: Meaning(450, "tool", effects="possible"),
+    Code.TOOL_FAILED: Meaning(500, "tool", effects="possible"),
+    Code.TOOL_CRASHED: Meaning(500, "tool", effects="possible"),
+    Code.OOM_KILLED: Meaning(500, "tool", effects="possible"),
+    Code.DISK_FULL: Meaning(500, "tool", effects="possible"),
+    Code.POLICY_DENIED: Meaning(500, "policy"),
+    Code.CANCELLED: Meaning(500, "caller", effects="possible"),
+    Code.OUTCOME_UNKNOWN: Meaning(500, "infra", effects="possible"),
+    Code.INTERNAL: Meaning(500, "infra", effects="possible"),
+    Code.NO_CAPACITY: Meaning(503, "infra", retryable=True, retry_after_s=2),
+    Code.RUNTIME_UNAVAILABLE: Meaning(503, "infra", retryable=True, retry_after_s=5),
+    Code.STARTING: Meaning(503, "infra", retryable=True, retry_after_s=1),
+    Code.DRAINING: Meaning(503, "infra", retryable=True, retry_after_s=5),
+}
+
+
+@dataclass
+class ToolServerError(Exception):
+    """A failure with its place in the contract.
+
+    `message` says what happened and what to do, for a person or a model; it names no path of the host. `extra` goes
+    into the body's detail beside the fixed fields (`errors`, `suggestions`, `cause`, `content`, ...).
+    """
+
+    code: Code
+    message: str
+    call_id: str | None = None
+    retry_after_s: float | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
+
+
+class RuntimeUnavailable(Exception):  # noqa: N818 - reads as the state it names
+    """The sandbox runtime can't be used now: no engine, a hung engine, a missing image. The message says which and what to do."""
+
+
+class SandboxGone(Exception):  # noqa: N818
+    """The sandbox ended, or its stream broke, before an answer arrived."""

@@ -1,0 +1,118 @@
+"""All settings of the ToolServer, read here alone: defaults < TOML file < environment < flag.
+
+Environment: `TOOLSERVER_SECTION__KEY`, for example `TOOLSERVER_RUNTIME__NAME=docker`. Unknown keys are refused.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class HttpSettings(Section):
+    host: str = "127.0.0.1"
+    port: int = Field(8500, ge=0, le=65535)  # 0: any free one, printed at start
+    max_body_mb: int = Field(8, ge=1)  # JSON bodies; uploads are bounded by the workspace quota
+    max_upload_mb: int = Field(1024, ge=1)
+    body_timeout_s: float = Field(30.0, gt=0)
+    header_timeout_s: float = Field(15.0, gt=0)
+    max_connections: int = Field(512, ge=1)
+    drain_s: float = Field(8.0, ge=0)  # how long a shutdown waits for running calls
+
+
+class RuntimeSettings(Section):
+    name: Literal["auto", "docker", "bubblewrap", "fake"] = "auto"
+    docker_host: str | None = None  # None: DOCKER_HOST or the engine's usual socket
+    api_timeout_s: float = Field(20.0, gt=0)
+    start_timeout_s: float = Field(30.0, gt=0)
+    python: str | None = None  # bubblewrap: the interpreter of its sandboxes; None: the server's own
+
+
+class SessionSettings(Section):
+    ttl_s: float = Field(3600, gt=0)
+    max_ttl_s: float = Field(86_400, gt=0)
+    idle_s: float = Field(900, gt=0)
+    max_sessions: int = Field(64, ge=1)
+    max_sessions_per_tenant: int = Field(32, ge=1)
+    tombstone_days: float = Field(7, gt=0)
+
+
+class LimitSettings(Section):
+    memory_mb: int = Field(1024, ge=64)
+    cpus: float = Field(1.0, gt=0)
+    pids: int = Field(256, ge=16)
+    disk_mb: int = Field(1024, ge=1)
+    max_memory_mb: int = Field(8192, ge=64)
+    max_cpus: float = Field(8.0, gt=0)
+    max_pids: int = Field(1024, ge=16)
+    max_disk_mb: int = Field(16_384, ge=1)
+
+
+class CallSettings(Section):
+    wait_s: float = Field(30.0, ge=0)  # when the request names none
+    max_wait_s: float = Field(120.0, gt=0)
+    deadline_s: float = Field(300.0, gt=0)
+    max_deadline_s: float = Field(3600.0, gt=0)
+    max_text_bytes: int = Field(65_536, ge=1024)
+    kill_grace_s: float = Field(8.0, gt=0)  # past the deadline, before the server ends the whole sandbox
+    max_concurrent_per_session: int = Field(32, ge=1)
+    keep_days: float = Field(7, gt=0)  # how long outcomes are kept for their Idempotency-Key
+
+
+class WebSettings(Section):
+    """The `web` tool image. `allow_private` names host:port pairs that may be fetched although they are not public."""
+
+    allow_private: tuple[str, ...] = ()
+    search_provider: Literal["none", "searxng", "brave"] = "none"
+    searxng_url: str | None = None
+    brave_api_key: SecretStr | None = None
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(
+        env_prefix="TOOLSERVER_",
+        env_nested_delimiter="__",
+        frozen=True,
+        extra="forbid",
+        nested_model_default_partial_update=True,
+    )
+
+    state_dir: Path = Path("~/.local/state/toolcrib/toolserver").expanduser()
+    api_key: SecretStr | None = None  # the first admin key
+    http: HttpSettings = HttpSettings()
+    runtime: RuntimeSettings = RuntimeSettings()
+    session: SessionSettings = SessionSettings()
+    limits: LimitSettings = LimitSettings()
+    call: CallSettings = CallSettings()
+    web: WebSettings = WebSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        toml = TomlConfigSettingsSource(settings_cls, toml_file=_config_file)
+        return init_settings, env_settings, toml
+
+
+_config_file: Path | None = None
+
+
+def load(config: Path | None = None, **flags: Any) -> Settings:
+    """Read all sources. Raises pydantic.ValidationError, OSError or tomllib.TOMLDecodeError; the command line explains them."""
+    global _config_file  # noqa: PLW0603 - pydantic-settings takes its file from the class
+    _config_file = config
+    if config is not None and not config.is_file():
+        raise FileNotFoundError(f"no settings file {config}")
+    return Settings(**flags)
