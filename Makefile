@@ -1,0 +1,35 @@
+# Every target does its own set-up: a fresh Debian machine with Python 3.11, git and make is enough.
+PYTHON ?= python3
+export PYTHON
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench images clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+demo: ## run a real goal on a real data file, end to end, in real sandboxes
+	@.ci/setup.sh toolserver,agent,sandbox
+	@$(BIN)/python examples/weather/demo.py
+
+test: lint images ## set up everything, then lint and run the whole suite
+	@$(BIN)/python -m pytest
+
+lint: ## format, lint, types, import rules
+	@.ci/setup.sh dev
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+images: ## make sure of a Docker engine and build the tool images
+	@.ci/setup.sh dev
+	@.ci/engine.sh
+	@$(BIN)/toolserver images build
+
+bench: images ## benchmarks, as ratios to the floor in the same run
+	@$(BIN)/python benchmarks/run.py
+
+clean: ## remove what the targets made in this folder
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
