@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import docker
-from docker.types import LogConfig
 import httpx
+from docker.types import LogConfig
 
 ECHO = "import sys\nfor line in sys.stdin.buffer:\n    sys.stdout.buffer.write(line); sys.stdout.buffer.flush()\n"
 HOP = """
