@@ -1,16 +1,30 @@
 """All settings of the agent, read here alone: defaults < TOML file < environment < flag.
 
 Environment: `AGENT_SECTION__KEY`, for example `AGENT_LLM__MODEL`. `AGENT_LLM__BASE_URL` and `AGENT_LLM__API_KEY` fall back
-to `OPENAI_BASE_URL` and `OPENAI_API_KEY`. Unknown keys are refused.
+to `OPENAI_BASE_URL` and `OPENAI_API_KEY`. Unknown keys are refused; an empty variable counts as not set.
 """
 
 from __future__ import annotations
 
+import os
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+RuntimeName = Literal["auto", "docker", "bubblewrap", "fake"]
+
+
+def _web_address(value: str) -> str:
+    if not value.startswith(("http://", "https://")) or not value.partition("://")[2].strip("/"):
+        raise ValueError("must be an address such as http://127.0.0.1:8500")
+    return value
+
+
+WebAddress = Annotated[str, AfterValidator(_web_address)]
 
 
 class Section(BaseModel):
@@ -21,7 +35,7 @@ class LLMSettings(Section):
     """Times in seconds. `role_models` maps a role to another model name."""
 
     model: str | None = None
-    base_url: str | None = None
+    base_url: WebAddress | None = None
     api_key: SecretStr | None = None
     role_models: dict[str, str] = {}
     max_tokens: int = Field(4096, ge=16)
@@ -41,7 +55,7 @@ class LLMSettings(Section):
 class ToolServerSettings(Section):
     """`url` None: an embedded ToolServer is started on loopback for the run."""
 
-    url: str | None = None
+    url: WebAddress | None = None
     api_key: SecretStr | None = None
     wait_s: float = Field(30.0, gt=0)
     deadline_s: float = Field(300.0, gt=0)
@@ -51,7 +65,8 @@ class ToolServerSettings(Section):
     breaker_failures: int = Field(5, ge=1)
     breaker_reset_s: float = Field(15.0, gt=0)
     max_observation_chars: int = Field(12_000, ge=500)
-    runtime: str = "auto"  # of an embedded one
+    runtime: RuntimeName = "auto"  # of an embedded one
+    start_s: float = Field(60.0, gt=0)  # how long an embedded one may take until it is ready
 
 
 class LoopSettings(Section):
@@ -63,6 +78,8 @@ class LoopSettings(Section):
     min_first_tasks: int = Field(2, ge=1)
     max_first_tasks: int = Field(4, ge=1)
     max_tasks: int = Field(20, ge=1)
+    max_calls_per_step: int = Field(8, ge=1)  # tool calls in one reply; the rest are answered without being run
+    max_corrections: int = Field(2, ge=0)  # corrective turns of a role whose structured answer is not valid
 
 
 class BudgetSettings(Section):
@@ -78,7 +95,7 @@ class BudgetSettings(Section):
 class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix="AGENT_", env_nested_delimiter="__", frozen=True, extra="forbid", nested_model_default_partial_update=True,
-        populate_by_name=True,
+        populate_by_name=True, env_ignore_empty=True,
     )  # fmt: skip
 
     runs_dir: Path = Path("runs")
@@ -86,7 +103,9 @@ class Settings(BaseSettings):
     toolserver: ToolServerSettings = ToolServerSettings()
     loop: LoopSettings = LoopSettings()
     budget: BudgetSettings = BudgetSettings()
-    openai_base_url: str | None = Field(None, validation_alias=AliasChoices("OPENAI_BASE_URL", "openai_base_url"))
+    openai_base_url: WebAddress | None = Field(
+        None, validation_alias=AliasChoices("OPENAI_BASE_URL", "openai_base_url")
+    )
     openai_api_key: SecretStr | None = Field(None, validation_alias=AliasChoices("OPENAI_API_KEY", "openai_api_key"))
 
     @property
@@ -113,9 +132,49 @@ _config_file: Path | None = None
 
 
 def load(config: Path | None = None, **flags: Any) -> Settings:
-    """Read all sources. Raises pydantic.ValidationError, OSError or tomllib.TOMLDecodeError; the command line explains them."""
+    """Read all sources. Raises pydantic.ValidationError, OSError or tomllib.TOMLDecodeError; `problems` explains them."""
     global _config_file  # noqa: PLW0603 - pydantic-settings takes its file from the class
     _config_file = config
     if config is not None and not config.is_file():
         raise FileNotFoundError(f"no settings file {config}")
     return Settings(**flags)
+
+
+def unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]:
+    """Variables such as `AGENT_LMM__MODEL` that name a section that does not exist, each as one line.
+
+    Variables without `__` are left alone: other programs use the prefix too.
+    """
+    sections = {f"AGENT_{name.upper()}" for name, kind in Settings.model_fields.items() if _is_section(kind.annotation)}
+    names = os.environ if environment is None else environment
+    unknown = (name for name in names if name.upper().startswith("AGENT_") and "__" in name)
+    known = ", ".join(sorted(f"{section}__…" for section in sections))
+    return [
+        f"{name}: there is no such section; the sections are {known}"
+        for name in sorted(unknown)
+        if name.upper().partition("__")[0] not in sections
+    ]
+
+
+def _is_section(annotation: object) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Section)
+
+
+def problems(error: Exception) -> list[str]:
+    """What is wrong with the settings, one line a problem, each named by its environment variable."""
+    if isinstance(error, ValidationError):
+        return [_problem(dict(entry)) for entry in error.errors(include_url=False, include_context=False)]
+    if isinstance(error, tomllib.TOMLDecodeError):
+        return [f"the settings file {_config_file} is not valid TOML: {error}"]
+    return [str(error)]
+
+
+def _problem(entry: dict[str, Any]) -> str:
+    place = [str(part) for part in entry["loc"]]
+    name = place[0].upper() if place[0].upper().startswith("OPENAI_") else "AGENT_" + "__".join(place).upper()
+    message = str(entry["msg"]).removeprefix("Value error, ")
+    if entry["type"] == "extra_forbidden":
+        return f"{name}: there is no such setting"
+    if "api_key" in place or isinstance(entry["input"], dict | list):
+        return f"{name}: {message}"
+    return f"{name}: {message} (it is {entry['input']!r})"

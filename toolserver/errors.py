@@ -3,7 +3,9 @@
     ToolServerError                 carries code, message, call_id, extra fields for the body
      ├─ one per row of CODES        raised as ToolServerError(Code.X, ...)
     RuntimeUnavailable              the engine does not answer (a driver raises it) -> runtime_unavailable
+    StoreUnavailable                the database can't be read or written now -> runtime_unavailable
     SandboxGone                     a sandbox ended under a call (sandbox layer only, mapped by calls/)
+    StartRefused                    the server must not start so; the command line explains it and exits 2
 
 `CODES` is the one table of status, fault, retry advice and effects; nothing else in the package names a status for a code.
 """
@@ -33,6 +35,9 @@ class Code(StrEnum):
     SESSION_GONE = "session_gone"
     TOO_LARGE = "too_large"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
+    BAD_REQUEST = "bad_request"  # not HTTP that can be read
+    REQUEST_TIMEOUT = "request_timeout"  # the request's header or body came too slowly
+    HEADERS_TOO_LARGE = "headers_too_large"
     RANGE_NOT_SATISFIABLE = "range_not_satisfiable"
     INVALID_ARGUMENTS = "invalid_arguments"
     QUOTA_EXCEEDED = "quota_exceeded"
@@ -78,6 +83,9 @@ CODES: dict[Code, Meaning] = {
     Code.SESSION_GONE: Meaning(410, "infra"),
     Code.TOO_LARGE: Meaning(413, "caller"),
     Code.UNSUPPORTED_MEDIA_TYPE: Meaning(415, "caller"),
+    Code.BAD_REQUEST: Meaning(400, "caller"),
+    Code.REQUEST_TIMEOUT: Meaning(408, "caller", retryable=True),
+    Code.HEADERS_TOO_LARGE: Meaning(431, "caller"),
     Code.RANGE_NOT_SATISFIABLE: Meaning(416, "caller"),
     Code.INVALID_ARGUMENTS: Meaning(422, "caller"),
     Code.QUOTA_EXCEEDED: Meaning(429, "policy", retryable=True, retry_after_s=5),
@@ -103,7 +111,8 @@ class ToolServerError(Exception):
     """A failure with its place in the contract.
 
     `message` says what happened and what to do, for a person or a model; it names no path of the host. `extra` goes
-    into the body's detail beside the fixed fields (`errors`, `suggestions`, `cause`, `content`, ...).
+    into the body's detail beside the fixed fields (`errors`, `suggestions`, `cause`, `content`, ...). `effects` only where
+    the raiser knows better than `CODES`, for example a session that went while a call ran in it.
     """
 
     code: Code
@@ -111,9 +120,46 @@ class ToolServerError(Exception):
     call_id: str | None = None
     retry_after_s: float | None = None
     extra: dict[str, Any] = field(default_factory=dict)
+    effects: Effects | None = None
 
     def __str__(self) -> str:
         return f"{self.code}: {self.message}"
+
+    @property
+    def status(self) -> int:
+        return CODES[self.code].status
+
+    def detail(self, trace_id: str) -> dict[str, Any]:
+        """The value of `detail` in the body."""
+        meaning = CODES[self.code]
+        detail: dict[str, Any] = {
+            "code": str(self.code),
+            "message": self.message,
+            "fault": meaning.fault,
+            "retryable": meaning.retryable,
+            "effects": self.effects or meaning.effects,
+            "trace_id": trace_id,
+        }
+        retry_after_s = self.retry_after_s if self.retry_after_s is not None else meaning.retry_after_s
+        if retry_after_s is not None:
+            detail["retry_after_s"] = retry_after_s
+        if self.call_id is not None:
+            detail["call_id"] = self.call_id
+        return {**detail, **self.extra}
+
+
+def invalid(pointer: str, message: str) -> ToolServerError:
+    """A 422 with one error. `pointer` is a JSON Pointer into the body, or the name of a header, path or query part."""
+    errors = [{"pointer": pointer, "message": message}]
+    return invalid_all(errors)
+
+
+def invalid_all(errors: list[dict[str, str]]) -> ToolServerError:
+    """A 422 with all errors at once."""
+    told = "; ".join(f"{e['pointer'] or 'the body'}: {e['message']}" for e in errors[:5])
+    more = f" (and {len(errors) - 5} more)" if len(errors) > 5 else ""
+    message = f"Nothing was run, since the request is not valid: {told}{more}. Correct it and send it again."
+    return ToolServerError(Code.INVALID_ARGUMENTS, message, extra={"errors": errors})
 
 
 class RuntimeUnavailable(Exception):  # noqa: N818 - reads as the state it names
@@ -122,3 +168,11 @@ class RuntimeUnavailable(Exception):  # noqa: N818 - reads as the state it names
 
 class SandboxGone(Exception):  # noqa: N818
     """The sandbox ended, or its stream broke, before an answer arrived."""
+
+
+class StoreUnavailable(Exception):  # noqa: N818
+    """The database can't be read or written now: locked, full disk, I/O error. Nothing was changed."""
+
+
+class StartRefused(Exception):  # noqa: N818
+    """The server must not start like this. The message says why and what to do."""

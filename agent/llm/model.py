@@ -75,10 +75,18 @@ class Reply:
     text: str
     tool_calls: tuple[ToolCall, ...]
     finish_reason: Literal["stop", "tool_calls", "length", "content_filter"]
-    usage: Usage
+    usage: Usage  # of all attempts: what broken ones may have cost is estimated in
     model: str
     attempts: int = 1
-    extra: dict[str, Any] = field(default_factory=dict)  # provider fields to echo
+    extra: dict[str, Any] = field(
+        default_factory=dict
+    )  # provider fields to echo: copy into the assistant Message's extra
+    notes: tuple[str, ...] = ()  # what was normalised or dropped, for the journal and the loop
+
+    @property
+    def empty(self) -> bool:
+        """Neither text nor a call: the loop asks again or counts it, it is never a success."""
+        return not self.tool_calls and not self.text.strip()
 
 
 class FailureKind(StrEnum):

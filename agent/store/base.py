@@ -38,6 +38,9 @@ class Journal(Protocol):
     def subscribe(self, listener: Callable[[Event], None]) -> None:
         """Called after each append, in order; for live progress. A listener's exception is logged, not raised."""
 
+    def close(self) -> None:
+        """Let go of the run, so that another process may open it. Twice is fine."""
+
 
 class PlanStore(Protocol):
     def create(self, run_id: str, goal: str) -> Journal: ...

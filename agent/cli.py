@@ -1,0 +1,372 @@
+"""The command line of the agent. Commands import what they need when they run, so that `--help` is quick.
+
+Exit codes: 0 done, 1 the goal failed, 2 wrong usage or settings, 3 stopped by a budget, 4 waiting for a person, 5 the
+ToolServer or the model can't be reached, 130 interrupted.
+"""
+
+# Commands have many options, and import late on purpose:
+# ruff: noqa: PLC0415, PLR0917
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from agent.bootstrap.options import budget_of, flags_of, read_settings
+from agent.errors import AgentError, RunNotFound, UsageProblem
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from agent.bootstrap.composition import Finished, Listener
+    from agent.bootstrap.interrupts import Interrupts
+    from agent.settings import Settings
+
+app = typer.Typer(
+    name="agent", help="Works towards a goal: plans, calls tools in sandboxes, never loses or repeats work.",
+    no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False,
+)  # fmt: skip
+
+_NO_MODEL = """No model is configured. Set these three, in the environment or under [llm] of a settings file:
+  AGENT_LLM__MODEL     the model's name                          (or --model)
+  AGENT_LLM__BASE_URL  any OpenAI-compatible server, with /v1    (or --base-url; falls back to OPENAI_BASE_URL)
+  AGENT_LLM__API_KEY   its key, if it wants one                  (falls back to OPENAI_API_KEY)
+To try it without a model, serve a script:  agent mock SCRIPT --port 8600
+  and then:  agent run GOAL --model mock --base-url http://127.0.0.1:8600/v1"""
+
+ModelOption = Annotated[str | None, typer.Option("--model", help="The model's name.")]
+BaseUrlOption = Annotated[str | None, typer.Option("--base-url", help="An OpenAI-compatible server.")]
+ToolServerOption = Annotated[
+    str | None, typer.Option("--toolserver", help="A ToolServer's address; without one, one is started.")
+]
+RuntimeOption = Annotated[
+    str | None, typer.Option("--runtime", help="Sandboxes of a ToolServer started here: auto, docker, bubblewrap.")
+]
+UsdOption = Annotated[float | None, typer.Option("--max-usd", help="Stop before the run costs more dollars.")]
+TokensOption = Annotated[int | None, typer.Option("--max-tokens", help="Stop before the run uses more tokens.")]
+SecondsOption = Annotated[float | None, typer.Option("--max-seconds", help="Stop after as many seconds of work.")]
+LlmCallsOption = Annotated[int | None, typer.Option("--max-llm-calls", help="Stop before more requests to the model.")]
+ToolCallsOption = Annotated[int | None, typer.Option("--max-tool-calls", help="Stop before more tool calls.")]
+RunsDirOption = Annotated[Path | None, typer.Option("--runs-dir", help="Where runs are kept; ./runs without it.")]
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="A settings file (TOML).")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, or the start of it.")]
+
+
+@app.command()
+def run(
+    goal: Annotated[str, typer.Argument(help="What is to be achieved, in words.")],
+    file: Annotated[
+        list[Path] | None, typer.Option("--file", "-f", help="A file for the run's workspace; may be repeated.")
+    ] = None,
+    model: ModelOption = None,
+    base_url: BaseUrlOption = None,
+    toolserver: ToolServerOption = None,
+    runtime: RuntimeOption = None,
+    max_usd: UsdOption = None,
+    max_tokens: TokensOption = None,
+    max_seconds: SecondsOption = None,
+    max_llm_calls: LlmCallsOption = None,
+    max_tool_calls: ToolCallsOption = None,
+    runs_dir: RunsDirOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Work towards GOAL and print the answer."""
+    from agent.bootstrap import composition, inputs
+
+    budget = budget_of(max_usd, max_tokens, max_seconds, max_llm_calls, max_tool_calls)
+
+    def begin(settings: Settings, console: Console) -> _Work:
+        if not goal.strip():
+            raise UsageProblem("The goal is empty: say what is to be achieved.")
+        _need_model(settings)
+        files = inputs.check(file or [])
+        bound, most = composition.limits(settings)
+        _say(console, f"At most {most.llm_calls:,} model calls and {most.tool_calls:,} tool calls"
+                      + ("." if most.llm_calls == bound.llm_calls else f" (without the budget {bound.llm_calls:,} and {bound.tool_calls:,})."))  # fmt: skip
+        return lambda listener, interrupts: composition.start(settings, goal, files, listener, interrupts)
+
+    flags = flags_of(
+        model=model, base_url=base_url, toolserver=toolserver, runtime=runtime, runs_dir=runs_dir, budget=budget
+    )
+    raise typer.Exit(_carry_out(begin, config, flags, as_json=as_json, quiet=quiet))
+
+
+@app.command()
+def resume(
+    run_id: RunArgument,
+    model: ModelOption = None,
+    base_url: BaseUrlOption = None,
+    toolserver: ToolServerOption = None,
+    runtime: RuntimeOption = None,
+    max_usd: UsdOption = None,
+    max_tokens: TokensOption = None,
+    max_seconds: SecondsOption = None,
+    max_llm_calls: LlmCallsOption = None,
+    max_tool_calls: ToolCallsOption = None,
+    runs_dir: RunsDirOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Go on with a run that was stopped, interrupted or killed. The run's own budget holds, but for the options given here."""
+    from agent.bootstrap import composition
+
+    raised = budget_of(max_usd, max_tokens, max_seconds, max_llm_calls, max_tool_calls)
+
+    def begin(settings: Settings, console: Console) -> _Work:
+        _need_model(settings)
+        going_on = composition.with_budget_of_run(settings, run_id, raised)
+        _say(console, f"Resuming with the budget {composition.describe_budget(going_on)}.")
+        return lambda listener, interrupts: composition.resume(going_on, run_id, listener, interrupts)
+
+    flags = flags_of(model=model, base_url=base_url, toolserver=toolserver, runtime=runtime, runs_dir=runs_dir)
+    raise typer.Exit(_carry_out(begin, config, flags, as_json=as_json, quiet=quiet))
+
+
+@app.command("list")
+def list_runs(runs_dir: RunsDirOption = None, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """All runs, newest first."""
+    from dataclasses import asdict
+
+    from agent.bootstrap.composition import open_store
+    from agent.report.terminal import runs_table
+
+    def body(settings: Settings) -> None:
+        try:
+            with open_store(settings, create=False) as store:
+                rows = store.runs()
+        except RunNotFound:
+            rows = []
+        if as_json:
+            print(json.dumps([asdict(row) for row in rows], ensure_ascii=False))
+        elif rows:
+            _console(stderr=False).print(runs_table(rows))
+        else:
+            print(f"No runs in {settings.runs_dir.absolute()}.")
+
+    _inspect(body, config, runs_dir)
+
+
+@app.command()
+def show(
+    run_id: RunArgument, runs_dir: RunsDirOption = None, config: ConfigOption = None, as_json: JsonOption = False
+) -> None:
+    """A run's plan, steps, costs and answer."""
+    from agent.bootstrap.composition import folder_of, open_store
+    from agent.report import folder
+    from agent.report.artifacts import manifest
+    from agent.report.story import tell
+    from agent.report.terminal import print_run
+
+    def body(settings: Settings) -> None:
+        with open_store(settings, create=False) as store:
+            story = tell(store.read(run_id))
+        files = manifest(story, folder_of(settings, story.run.run_id) / folder.WORKSPACE)
+        if as_json:
+            print(json.dumps(folder.result_of(story, files), ensure_ascii=False, indent=2))
+        else:
+            print_run(_console(stderr=False), story, files)
+
+    _inspect(body, config, runs_dir)
+
+
+@app.command()
+def report(
+    run_id: RunArgument,
+    runs_dir: RunsDirOption = None,
+    config: ConfigOption = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Where to write it; into the run's folder without it.")
+    ] = None,
+    open_it: Annotated[bool, typer.Option("--open/--no-open", help="Show it in the browser.")] = False,
+) -> None:
+    """Make a run's HTML report again, from its journal and workspace, and print where it is."""
+    from agent.bootstrap.composition import folder_of, open_store
+    from agent.report import folder
+
+    def body(settings: Settings) -> None:
+        with open_store(settings, create=False) as store:
+            events = store.read(run_id)
+        place = folder_of(settings, events[0].run_id) if events else folder_of(settings, run_id)
+        target = out or place / folder.REPORT
+        folder.write_report(place, events, target)
+        print(target)
+        if open_it:
+            typer.launch(str(target))
+
+    _inspect(body, config, runs_dir)
+
+
+@app.command()
+def mock(
+    script: Annotated[Path, typer.Argument(help="A script; see docs/reference/mock-scripts.md.")],
+    host: Annotated[str, typer.Option("--host")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="0: any free one.")] = 8600,
+    ready_file: Annotated[
+        Path | None, typer.Option("--ready-file", help="Gets url and pid as JSON once it answers.")
+    ] = None,
+    exit_with_parent: Annotated[
+        bool, typer.Option("--exit-with-parent", help="End when standard input closes.")
+    ] = False,
+) -> None:
+    """Serve a scripted model as an OpenAI-compatible server, for demos and tests."""
+    from agent.bootstrap.mock_process import end_with_standard_input, tell_ready
+    from agent.llm.mock_script import ScriptInvalid
+    from agent.llm.mock_server import serve
+
+    if exit_with_parent:
+        end_with_standard_input()
+    try:
+        serve(script, host, port, on_ready=lambda url: tell_ready(url, ready_file))
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except ScriptInvalid as problem:
+        _fail(UsageProblem(str(problem)))
+    except OSError as problem:
+        _fail(
+            UsageProblem(
+                f"can't serve on {host}:{port}: {problem.strerror or problem}; choose another --port, or 0 for a free one"
+            )
+        )
+
+
+@app.command()
+def doctor(
+    model: ModelOption = None,
+    base_url: BaseUrlOption = None,
+    toolserver: ToolServerOption = None,
+    runtime: RuntimeOption = None,
+    runs_dir: RunsDirOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Try what a run needs: settings, runs folder, model, ToolServer, a sandbox. The exit code is that of the first failure."""
+    from agent.bootstrap.doctor import examine
+    from agent.report.terminal import print_checks
+
+    try:
+        settings = read_settings(
+            config, flags_of(model=model, base_url=base_url, toolserver=toolserver, runtime=runtime, runs_dir=runs_dir)
+        )
+        checks = asyncio.run(examine(settings))
+    except AgentError as problem:
+        _fail(problem, as_json=as_json)
+    if as_json:
+        print(json.dumps({"ok": all(check.ok for check in checks), "checks": [check.as_json() for check in checks]}))
+    else:
+        print_checks(_console(stderr=False), checks)
+    raise typer.Exit(next((check.exit_code for check in checks if not check.ok), 0))
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from importlib.metadata import version as installed
+
+    print(installed("toolcrib"))
+
+
+def main() -> None:
+    app()
+
+
+_Work = Callable[["Listener", "Interrupts"], "Awaitable[Finished]"]
+
+
+def _carry_out(
+    begin: Callable[[Settings, Console], _Work],
+    config: Path | None,
+    flags: dict[str, Any],
+    *,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """Do a run's work with progress on standard error and its result on standard output. Returns the exit code."""
+    console = _console(stderr=True, quiet=quiet)
+    try:
+        settings = read_settings(config, flags)
+        _log_to(console)
+        finished = asyncio.run(_with_progress(begin(settings, console), console, quiet=quiet))
+    except AgentError as problem:
+        _fail(problem, as_json=as_json)
+    except asyncio.CancelledError:
+        _say(console, "Interrupted before the run had begun; there is nothing to resume.")
+        return 130
+    except OSError as problem:
+        _fail(UsageProblem(f"The run's folder can't be written: {problem}"), as_json=as_json)
+    if as_json:
+        print(json.dumps({**finished.result, "folder": str(finished.folder)}, ensure_ascii=False, indent=2))
+    else:
+        from agent.report.terminal import print_end
+
+        print_end(_console(stderr=False), console, finished.folder, finished.result)
+    return finished.exit_code
+
+
+async def _with_progress(work: _Work, console: Console, *, quiet: bool) -> Finished:
+    from agent.bootstrap.interrupts import interrupts
+    from agent.report.live import progress
+
+    with interrupts(lambda text: _say(console, text)) as handler:
+        if quiet:
+            return await work(lambda _event: None, handler)
+        async with progress(console) as listener:
+            return await work(listener, handler)
+
+
+def _inspect(body: Callable[[Settings], None], config: Path | None, runs_dir: Path | None) -> None:
+    try:
+        body(read_settings(config, flags_of(runs_dir=runs_dir)))
+    except AgentError as problem:
+        _fail(problem)
+    except OSError as problem:
+        _fail(UsageProblem(str(problem)))
+
+
+def _need_model(settings: Settings) -> None:
+    if not settings.llm.model:
+        raise UsageProblem(_NO_MODEL)
+
+
+def _console(*, stderr: bool, quiet: bool = False) -> Console:
+    from rich.console import Console
+
+    return Console(stderr=stderr, quiet=quiet, highlight=False)
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, soft_wrap=True)
+
+
+def _log_to(console: Console) -> None:
+    """Warnings go through the console, so that they don't tear the live picture."""
+    import logging
+
+    from rich.logging import RichHandler
+
+    logging.basicConfig(
+        level=logging.WARNING,
+        format="%(message)s",
+        handlers=[RichHandler(console=console, show_path=False, markup=False)],
+    )
+
+
+def _fail(problem: Exception, *, as_json: bool = False) -> NoReturn:
+    """Say what is wrong on standard error (with `--json` on standard output too) and end with its exit code."""
+    code = problem.exit_code if isinstance(problem, AgentError) else UsageProblem.exit_code
+    print(f"agent: {problem}", file=sys.stderr)
+    if as_json:
+        print(
+            json.dumps({"schema": 1, "run_id": None, "state": "not_started", "exit_code": code, "reason": str(problem)})
+        )
+    raise typer.Exit(code) from None

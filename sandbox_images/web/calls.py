@@ -1,0 +1,154 @@
+"""Running calls: started, looked at, stopped, answered exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from sandbox_images.base import mcp_stdio as mcp
+from sandbox_images.web import third_party
+from sandbox_images.web.outcome import Ended, Outcome
+from sandbox_images.web.progress import Progress
+
+if TYPE_CHECKING:
+    from sandbox_images.web.settings import Settings
+    from sandbox_images.web.toolset import Toolset
+
+MAX_RUNNING = 16
+DEFAULT_DEADLINE_S = 120.0
+DEFAULT_TEXT_BYTES = 65_536
+
+
+@dataclass
+class _Call:
+    """`stop` is why the task was cancelled: `cancel` is answered, `abandon` (MCP's own) is not, as MCP says."""
+
+    request_id: Any
+    tool: str
+    arguments: dict[str, Any]
+    deadline_s: float
+    max_text_bytes: int
+    progress: Progress = field(default_factory=Progress)
+    task: asyncio.Task[None] | None = None
+    stop: str | None = None
+
+
+class Calls:
+    """Owns the tasks of the calls and, through the tools, the converting process. Call `close` at the end."""
+
+    def __init__(self, settings: Settings, names: frozenset[str], send: Callable[[bytes], None]) -> None:
+        self._settings, self._names, self._send = settings, names, send
+        self._running: dict[str, _Call] = {}
+        self._slots = asyncio.Semaphore(MAX_RUNNING)
+        self._loading = asyncio.Lock()
+        self._toolset: Toolset | None = None
+
+    def bind(self, env: Any) -> None:
+        if isinstance(env, dict):
+            self._settings = self._settings.bound({str(name): str(value) for name, value in env.items()})
+
+    def start(self, request_id: Any, params: dict[str, Any]) -> None:
+        """Raises ProtocolError when it is no call of one of the tools; else its answer will be sent."""
+        name, arguments = params.get("name"), params.get("arguments", {})
+        if name not in self._names:
+            raise mcp.ProtocolError(mcp.INVALID_PARAMS, f"Unknown tool: {str(name)[:100]}")
+        if not isinstance(arguments, dict):
+            raise mcp.ProtocolError(mcp.INVALID_PARAMS, "arguments must be an object")
+        meta = params.get("_meta")
+        about = meta.get("toolcrib/call") if isinstance(meta, dict) else None
+        about = about if isinstance(about, dict) else {}
+        call_id = str(about.get("call_id", f"request-{request_id}"))
+        if call_id in self._running:
+            raise mcp.ProtocolError(mcp.INVALID_REQUEST, f"a call {call_id[:128]} is running already")
+        deadline_s = _positive(about.get("deadline_s"), DEFAULT_DEADLINE_S)
+        text_bytes = int(_positive(about.get("max_text_bytes"), DEFAULT_TEXT_BYTES))
+        call = _Call(request_id, str(name), arguments, deadline_s, text_bytes)
+        self._running[call_id] = call
+        call.task = asyncio.create_task(self._run(call), name=call_id)
+        call.task.add_done_callback(lambda _: self._running.pop(call_id, None))
+
+    def cancel(self, call_id: Any) -> bool:
+        """Whether there was such a call to stop; it then answers with end `cancelled`."""
+        return self._stop(self._running.get(str(call_id)), "cancel")
+
+    def abandon(self, request_id: Any) -> None:
+        """MCP's own cancelling, by request: nothing is answered."""
+        for call in list(self._running.values()):
+            if call.request_id == request_id:
+                self._stop(call, "abandon")
+
+    def peek(self, call_id: Any) -> list[dict[str, Any]]:
+        call = self._running.get(str(call_id))
+        return [{"type": "text", "text": call.progress.note}] if call is not None else []
+
+    async def close(self) -> None:
+        tasks = [call.task for call in self._running.values() if call.task is not None and self._stop(call, "abandon")]
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._toolset is not None:
+            await self._toolset.close()
+
+    @staticmethod
+    def _stop(call: _Call | None, why: str) -> bool:
+        if call is None or call.task is None or call.task.done():
+            return False
+        if call.stop is None:
+            call.stop = why
+            call.task.cancel()
+        return True
+
+    async def _run(self, call: _Call) -> None:
+        started = time.monotonic()
+        try:
+            outcome = await self._outcome(call)
+        except asyncio.CancelledError:
+            if call.stop != "cancel":
+                raise
+            outcome = Outcome("cancelled", "The call was cancelled before it was done.", [call.progress.note])
+        self._send(mcp.result(call.request_id, outcome.as_result(round((time.monotonic() - started) * 1000))))
+
+    async def _outcome(self, call: _Call) -> Outcome:
+        try:
+            async with asyncio.timeout(call.deadline_s) as scope, self._slots:
+                return await (await self._tools()).call(call.tool, call.arguments, call.progress, call.max_text_bytes)
+        except Ended as ended:
+            return ended.outcome
+        except TimeoutError:
+            if not scope.expired():
+                return _broken()
+            message = f"The call was stopped at its deadline of {call.deadline_s:g} s. {call.progress.note}."
+            return Outcome("deadline", message, [call.progress.note])
+        except Exception:  # the outermost boundary of a call
+            return _broken()
+
+    async def _tools(self) -> Toolset:
+        """Imported at the first call, in a thread: it takes a few hundred milliseconds."""
+        async with self._loading:
+            if self._toolset is None:
+                self._toolset = (await asyncio.to_thread(_load))(lambda: self._settings)
+            return self._toolset
+
+
+def _load() -> type[Toolset]:
+    third_party.enable()
+    from sandbox_images.web.toolset import Toolset  # noqa: PLC0415 - needs what was enabled
+
+    return Toolset
+
+
+def _broken() -> Outcome:
+    traceback.print_exc(file=sys.stderr)
+    kind = sys.exc_info()[0]
+    return Outcome(
+        "crashed",
+        f"The web tool itself broke ({kind.__name__ if kind else 'unknown'}). Trying again may help; the log says more.",
+    )
+
+
+def _positive(value: Any, default: float) -> float:
+    usable = isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+    return float(cast("float", value)) if usable else default

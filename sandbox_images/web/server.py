@@ -1,0 +1,140 @@
+"""The MCP server of the `web` image on stdin and stdout. One event loop; every call is a task with a deadline of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from sandbox_images.base import mcp_stdio as mcp
+from sandbox_images.web import settings as web_settings
+from sandbox_images.web.calls import Calls
+
+_TOOLS = Path(__file__).with_name("tools.json")
+_NO_WORKSPACE = ("toolcrib/file.", "toolcrib/archive.")
+
+
+def run() -> int:
+    """Serves until stdin ends. Returns the exit code."""
+    try:
+        settings = web_settings.read(os.environ)
+    except ValueError as problem:
+        print(f"web: {problem}", file=sys.stderr)
+        return 2
+    asyncio.run(_serve(settings))
+    return 0
+
+
+async def _serve(settings: web_settings.Settings) -> None:
+    reader, writer = await _streams()
+    server = Server(writer, settings)
+    try:
+        while True:
+            try:
+                line = await reader.readline()
+            except ValueError:  # longer than the limit; what follows of it is refused as well
+                server.send(
+                    mcp.error(
+                        None, mcp.ProtocolError(mcp.PARSE_ERROR, f"a line is longer than {mcp.MAX_LINE_BYTES} bytes")
+                    )
+                )
+                continue
+            if not line.endswith(b"\n"):
+                return
+            server.receive(line)
+            await writer.drain()
+    except ConnectionError:
+        return  # nobody reads the answers any more
+    finally:
+        await server.close()
+
+
+async def _streams() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Stdin and stdout, moved away from their numbers, so that no library reads or prints there."""
+    loop = asyncio.get_running_loop()
+    source, sink = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb", buffering=0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    reader = asyncio.StreamReader(limit=mcp.MAX_LINE_BYTES)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), source)
+    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, sink)
+    return reader, asyncio.StreamWriter(transport, protocol, None, loop)
+
+
+class Server:
+    """Takes lines and answers them. A call's answer comes when it is done; everything else is answered at once."""
+
+    def __init__(self, writer: asyncio.StreamWriter, settings: web_settings.Settings) -> None:
+        self._writer = writer
+        self._tools: list[dict[str, Any]] = json.loads(_TOOLS.read_text(encoding="utf-8"))["tools"]
+        self._calls = Calls(settings, frozenset(tool["name"] for tool in self._tools), self.send)
+
+    def send(self, line: bytes) -> None:
+        self._writer.write(line)
+
+    def receive(self, line: bytes) -> None:
+        if not line.strip():
+            return
+        request_id = None
+        try:
+            message = mcp.decode(line)
+            request_id = message.get("id")
+            self._dispatch(message)
+        except mcp.ProtocolError as problem:
+            self.send(mcp.error(request_id, problem))
+
+    async def close(self) -> None:
+        await self._calls.close()
+
+    def _dispatch(self, message: dict[str, Any]) -> None:
+        method, params = message.get("method"), message.get("params", {})
+        if method is None:
+            return  # an answer; nothing was asked
+        if not isinstance(params, dict):
+            raise mcp.ProtocolError(mcp.INVALID_PARAMS, "params must be an object")
+        if "id" not in message:
+            if method == "notifications/cancelled":
+                self._calls.abandon(params.get("requestId"))
+            return
+        if method == "tools/call":
+            self._calls.start(message["id"], params)
+            return
+        self.send(mcp.result(message["id"], self._answer(str(method), params)))
+
+    def _answer(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        if method == "initialize":
+            return mcp.initialize_result(params, "toolcrib-web", _version(), worker=True)
+        if method == "ping":
+            return {}
+        if method == "tools/list":
+            return {"tools": self._tools}
+        if method == "toolcrib/bind":
+            self._calls.bind(params.get("env"))
+            return {}
+        if method == "toolcrib/cancel":
+            return {"found": self._calls.cancel(params.get("call_id"))}
+        if method == "toolcrib/peek":
+            return {"content": self._calls.peek(params.get("call_id"))}
+        if method == "toolcrib/usage":
+            return {"workspace_bytes": 0, "workspace_files": 0, "memory_bytes": _memory_bytes()}
+        if method.startswith(_NO_WORKSPACE):
+            raise mcp.ProtocolError(mcp.METHOD_NOT_FOUND, f"{method}: the web image has no workspace and no files")
+        raise mcp.ProtocolError(mcp.METHOD_NOT_FOUND, f"there is no method {method[:100]}")
+
+
+def _version() -> str:
+    try:
+        return version("toolcrib")
+    except PackageNotFoundError:  # in the image only the folder is copied
+        return "0"
+
+
+def _memory_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,156 @@
+"""Processes of the sandbox as /proc shows them, and the few kernel calls that Python has no name for."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+
+libc = ctypes.CDLL(None, use_errno=True)
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
+
+
+def prctl(option: int, value: int) -> None:
+    """Raises OSError."""
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def table() -> dict[int, tuple[int, bool]]:
+    """pid → (parent's pid, is a zombie) of every process that /proc shows."""
+    found: dict[int, tuple[int, bool]] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            fd = os.open(f"/proc/{name}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            line = os.read(fd, 1024)
+        except OSError:
+            continue
+        finally:
+            os.close(fd)
+        # the command's name stands in brackets and may hold anything, so fields are counted from the last one
+        fields = line[line.rfind(b")") + 2 :].split(None, 2)
+        if len(fields) == 3:
+            found[int(name)] = (int(fields[1]), fields[0] in (b"Z", b"X"))
+    return found
+
+
+def descendants(roots: set[int], processes: dict[int, tuple[int, bool]]) -> set[int]:
+    """Everything below `roots`, without them."""
+    children: dict[int, list[int]] = {}
+    for pid, (parent, _) in processes.items():
+        children.setdefault(parent, []).append(pid)
+    found: set[int] = set()
+    queue = list(roots)
+    while queue:
+        for pid in children.get(queue.pop(), ()):
+            if pid not in found:
+                found.add(pid)
+                queue.append(pid)
+    return found - roots
+
+
+def send_signal(pid: int, signum: int) -> None:
+    """No error when the process is gone."""
+    try:
+        os.kill(pid, signum)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def kill_all(pids: set[int]) -> None:
+    """Stop all of them first, so that none can fork while its neighbours die, then kill."""
+    for signum in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            send_signal(pid, signum)
+
+
+def last_pid() -> int:
+    """The pid that was given out last in this namespace; 0 when the kernel does not tell.
+
+    Equal readings mean that no process or thread was made in between.
+    """
+    try:
+        fd = os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return int(os.read(fd, 128).split()[4])
+        finally:
+            os.close(fd)
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def cpu_seconds(pid: int) -> float | None:
+    """CPU time that all threads of a process have used; None when it is gone."""
+    try:
+        return time.clock_gettime((~pid << 3) | 2)  # CPUCLOCK_SCHED of the process, as clock_getcpuclockid makes it
+    except OSError:
+        return None
+
+
+def peak_bytes(pid: int) -> int | None:
+    """The largest resident size since `reset_peak`, in bytes."""
+    try:
+        fd = os.open(f"/proc/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            text = os.read(fd, 4096)
+        finally:
+            os.close(fd)
+        return int(text.partition(b"VmHWM:")[2].split(None, 1)[0]) << 10
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def reset_peak(pid: int) -> None:
+    try:
+        fd = os.open(f"/proc/{pid}/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        os.write(fd, b"5")
+    except OSError:
+        pass
+    finally:
+        os.close(fd)
+
+
+def become_child(*, session: bool) -> None:
+    """What every process of ours does right after its fork: die with the worker, be the first that memory pressure takes."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if session:
+        os.setsid()
+    try:
+        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        os.write(fd, b"1000")
+        os.close(fd)
+    except OSError:
+        pass
+    signal.set_wakeup_fd(-1)
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(signum, signal.SIG_DFL)
+
+
+def close_all_but(keep: set[int]) -> None:
+    """Close every descriptor from 3 on that is not in `keep`."""
+    low = 3
+    for fd in sorted(keep):
+        os.closerange(low, fd)
+        low = max(low, fd + 1)
+    os.closerange(low, os.sysconf("SC_OPEN_MAX"))
+
+
+def describe_end(status: int) -> tuple[int | None, str | None]:
+    """(exit code, name of the signal) of a wait status; one of them is None."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            return None, signal.Signals(number).name
+        except ValueError:
+            return None, f"signal {number}"
+    return os.WEXITSTATUS(status), None

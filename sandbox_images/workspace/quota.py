@@ -1,0 +1,80 @@
+"""The workspace's disk quota, kept by accounting: the tree is scanned after each call and, while something runs, now and then."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Generator
+from typing import Protocol
+
+from sandbox_images.workspace import workspace_scan
+from sandbox_images.workspace.beneath import Workspace
+from sandbox_images.workspace.event_loop import Loop
+
+FIRST_LOOK_S, SHARE_OF_TIME = 0.2, 20  # a scan of 10 ms is made every 200 ms at most
+UNLIMITED = 1 << 50
+
+
+class Writer(Protocol):
+    """Something that runs and may fill the disk."""
+
+    def over_quota(self) -> None:
+        """Asked to stop. May come more than once."""
+
+
+class Quota:
+    def __init__(self, loop: Loop, workspace: Workspace) -> None:
+        self._loop, self._workspace = loop, workspace
+        self.limit_bytes = UNLIMITED
+        self.snapshot = workspace_scan.Snapshot()
+        self.stale = True  # something may have changed that no scan has seen
+        self._writers: dict[Writer, int] = {}
+        self._looking, self._interval = False, FIRST_LOOK_S
+
+    def refresh(self) -> Generator[None, None, None]:
+        """Scan in slices; then `snapshot` is new."""
+        self.stale = bool(self._writers)
+        started = time.monotonic()
+        self.snapshot = yield from workspace_scan.scan(self._workspace)
+        self._interval = max(FIRST_LOOK_S, SHARE_OF_TIME * (time.monotonic() - started))
+
+    def exceeded(self, bytes_before: int) -> bool:
+        """Whether the workspace is too large and has grown: what was too large before may shrink in peace."""
+        return self.snapshot.bytes > max(self.limit_bytes, bytes_before)
+
+    def left(self) -> int:
+        return max(0, self.limit_bytes - self.snapshot.bytes)
+
+    def message(self) -> str:
+        used, limit = self.snapshot.bytes / (1 << 20), self.limit_bytes / (1 << 20)
+        return f"The workspace holds {used:.1f} MiB, its disk quota is {limit:.0f} MiB. Delete files, then try again."
+
+    def file_size_limits(self) -> tuple[int, int]:
+        """(soft, hard) RLIMIT_FSIZE of processes started now: none may write once the quota is used up."""
+        if self.limit_bytes >= UNLIMITED:
+            return resource.RLIM_INFINITY, resource.RLIM_INFINITY
+        return (self.limit_bytes if self.left() else 0), self.limit_bytes
+
+    def watch(self, writer: Writer) -> None:
+        """Look at the workspace now and then until `unwatch`, and tell `writer` when it has grown too large."""
+        self._writers[writer] = self.snapshot.bytes
+        if not self._looking:
+            self._looking = True
+            self._loop.call_later(self._interval, self._look)
+
+    def unwatch(self, writer: Writer) -> None:
+        self._writers.pop(writer, None)
+        self.stale = True
+
+    def _look(self) -> None:
+        if self._writers and self.limit_bytes < UNLIMITED:
+            self._loop.start(self._check())
+        else:
+            self._looking = False
+
+    def _check(self) -> Generator[None, None, None]:
+        yield from self.refresh()
+        for writer, before in list(self._writers.items()):
+            if self.exceeded(before):
+                writer.over_quota()
+        self._loop.call_later(self._interval, self._look)

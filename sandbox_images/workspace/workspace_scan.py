@@ -1,0 +1,87 @@
+"""What is in the workspace: how much of the disk it takes, and what has changed since a call began."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Generator
+
+from sandbox_images.workspace.beneath import Workspace
+from sandbox_images.workspace.event_loop import Clock
+
+OWN_FOLDER = ".toolcrib"  # output artifacts and uploads under way; no change of the user's
+MAX_TRACKED = 50_000  # paths whose state is remembered; beyond it only sizes are counted
+MAX_CHANGED = 1000
+BLOCK = 512
+
+
+class Snapshot:
+    """The state at one moment. Never changed once made, so calls can share it."""
+
+    __slots__ = ("bytes", "complete", "files", "states")
+
+    def __init__(self) -> None:
+        self.bytes, self.files, self.complete = 0, 0, True
+        self.states: dict[str, int] = {}
+
+
+def scan(workspace: Workspace) -> Generator[None, None, Snapshot]:
+    """Walk the tree in slices. Sizes are blocks on disk, so holes are free and a hard link counts once."""
+    found, clock = Snapshot(), Clock()
+    seen: set[int] = set()
+    folders = [""]
+    while folders:
+        folder = folders.pop()
+        own = folder == OWN_FOLDER or folder.startswith(OWN_FOLDER + "/")
+        try:
+            fd = workspace._deep(folder or ".")  # noqa: SLF001 - a plain descriptor is a third cheaper than the context manager
+        except OSError:
+            continue  # deleted meanwhile, or closed to us by its mode
+        try:
+            with os.scandir(fd) as entries:
+                for entry in entries:
+                    try:
+                        info = entry.stat(follow_symlinks=False)
+                    except OSError:
+                        continue
+                    path = f"{folder}/{entry.name}" if folder else entry.name
+                    if stat.S_ISDIR(info.st_mode):
+                        folders.append(path)
+                        if not own and path != OWN_FOLDER:
+                            _remember(found, path, hash((info.st_ino, info.st_mode)))
+                        continue
+                    found.files += 1
+                    if info.st_nlink == 1 or info.st_ino not in seen:
+                        found.bytes += info.st_blocks * BLOCK
+                    if info.st_nlink > 1:
+                        seen.add(info.st_ino)
+                    if not own:
+                        _remember(found, path, state_of(info))
+                    if clock.spent():
+                        yield
+                        clock.start()
+        finally:
+            os.close(fd)
+    return found
+
+
+def state_of(info: os.stat_result) -> int:
+    return hash((info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_mode))
+
+
+def _remember(found: Snapshot, path: str, state: int) -> None:
+    if len(found.states) < MAX_TRACKED:
+        found.states[path] = state
+    else:
+        found.complete = False
+
+
+def changes(before: Snapshot, after: Snapshot) -> tuple[list[str], bool]:
+    """(paths made, changed or deleted, sorted; whether there are more than are named)."""
+    if before is after or (before.states == after.states and before.complete and after.complete):
+        return [], False
+    old, new = before.states, after.states
+    changed = [path for path, state in new.items() if old.get(path) != state]
+    changed += [path for path in old if path not in new]
+    more = not (before.complete and after.complete) or len(changed) > MAX_CHANGED
+    return sorted(changed)[:MAX_CHANGED], more

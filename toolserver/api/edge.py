@@ -1,0 +1,91 @@
+"""The outermost layer of the application: trace, key, phase, and an answer for everything that goes wrong inside."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from toolserver.api.answers import error_answer
+from toolserver.api.services import Services
+from toolserver.telemetry import Trace, current_trace
+
+_OPEN_PATHS = frozenset({"/healthz"})
+_PHASELESS_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
+_WANTED = (b"authorization", b"traceparent", b"x-request-id")
+_log = logging.getLogger(__name__)
+
+
+class Edge:
+    def __init__(self, app: ASGIApp, services: Services) -> None:
+        self._app, self._services = app, services
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._http(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1000})
+        else:
+            await self._app(scope, receive, send)
+
+    async def _http(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        begun = time.monotonic()
+        found = {name: value for name, value in scope["headers"] if name in _WANTED}
+        trace = Trace.of(_text(found.get(b"traceparent")), _text(found.get(b"x-request-id")))
+        token = current_trace.set(trace)
+        answered = _Traced(send, trace)
+        try:
+            await self._guarded(scope, receive, answered, found.get(b"authorization"))
+        except Exception as problem:  # the outermost place of a request: it must be answered
+            if answered.status is None:
+                await error_answer(problem)(scope, receive, answered)
+            else:
+                _log.error("answer_broken_off", exc_info=problem)
+                raise  # the connection is closed, so that the client sees a cut answer
+        finally:
+            seconds = time.monotonic() - begun
+            self._note(scope, answered.status, seconds)
+            current_trace.reset(token)
+
+    async def _guarded(self, scope: MutableMapping[str, Any], receive: Receive, send: Send, header: bytes | None) -> None:
+        path = scope["path"]
+        if path not in _OPEN_PATHS:
+            authenticator = self._services.authenticator
+            scope["toolserver.key"] = authenticator.known(header) or await authenticator.look_up(header)
+        if path not in _PHASELESS_PATHS and self._services.readiness.phase == "starting":
+            self._services.readiness.check_phase()
+        await self._app(scope, receive, send)
+
+    def _note(self, scope: MutableMapping[str, Any], status: int | None, seconds: float) -> None:
+        metrics = self._services.metrics
+        metrics.count("toolserver_requests_total", method=_method(scope["method"]), status=str(status or "none"))
+        metrics.observe("toolserver_request_seconds", seconds)
+        if _log.isEnabledFor(logging.DEBUG):
+            fields = {"method": scope["method"], "path": scope["path"], "status": status, "ms": round(seconds * 1000, 2)}
+            _log.debug("request", extra={"fields": fields})
+
+
+class _Traced:
+    """Puts the trace on the answer, and remembers whether one has begun."""
+
+    def __init__(self, send: Callable[[Message], Awaitable[None]], trace: Trace) -> None:
+        self._send = send
+        self._headers = [(b"x-request-id", trace.request_id.encode()), (b"traceparent", trace.traceparent.encode())]
+        self.status: int | None = None
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message.get("headers", ()), *self._headers, (b"x-content-type-options", b"nosniff")]
+        await self._send(message)
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("latin-1")
+
+
+def _method(name: str) -> str:
+    return name if name in {"GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"} else "other"

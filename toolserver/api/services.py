@@ -1,0 +1,84 @@
+"""What the endpoints work with, handed in by the composition root."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import cast
+
+from starlette.requests import Request
+
+from toolserver.api.auth import Authenticator
+from toolserver.calls.follow import CallDesk
+from toolserver.catalog.catalog import Catalog
+from toolserver.errors import Code, RuntimeUnavailable, ToolServerError
+from toolserver.runtime.base import SandboxRuntime
+from toolserver.sessions.registry import Registry
+from toolserver.settings import Settings
+from toolserver.store.keys import Key
+from toolserver.telemetry import Metrics
+
+_CHECK_S = 2.0  # how long an answer of the runtime's check is believed
+
+
+class Phase(StrEnum):
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"
+
+
+@dataclass
+class Readiness:
+    """Whether work can be taken now."""
+
+    runtime: SandboxRuntime
+    clock: Callable[[], float] = time.monotonic
+    phase: Phase = Phase.STARTING
+    _checked: float = field(default=float("-inf"))
+    _problem: str | None = None
+
+    def check_phase(self) -> None:
+        """Raises starting, draining."""
+        if self.phase is Phase.STARTING:
+            raise ToolServerError(Code.STARTING, "The server is starting. Try again in a moment.")
+        if self.phase is Phase.DRAINING:
+            raise ToolServerError(Code.DRAINING, "The server is shutting down and takes no new work. Try again when it is back.")
+
+    async def check(self) -> None:
+        """Raises starting, draining, RuntimeUnavailable."""
+        self.check_phase()
+        if self.clock() - self._checked >= _CHECK_S:
+            try:
+                await self.runtime.check()
+                self._problem = None
+            except RuntimeUnavailable as problem:
+                self._problem = str(problem)
+            self._checked = self.clock()
+        if self._problem is not None:
+            raise RuntimeUnavailable(self._problem)
+
+
+@dataclass(frozen=True)
+class Services:
+    settings: Settings
+    runtime: SandboxRuntime
+    catalog: Catalog
+    registry: Registry
+    calls: CallDesk
+    authenticator: Authenticator
+    readiness: Readiness
+    metrics: Metrics
+
+
+def services(request: Request) -> Services:
+    return cast(Services, request.app.state.services)
+
+
+def caller(request: Request, scope: str) -> Key:
+    """Who asks. Raises forbidden when the key lacks the scope."""
+    key = cast(Key, request.scope["toolserver.key"])
+    if not key.allows(scope):
+        raise ToolServerError(Code.FORBIDDEN, f"The key lacks the scope {scope}: it has only {key.scope}.")
+    return key

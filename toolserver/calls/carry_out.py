@@ -1,0 +1,106 @@
+"""One call in its sandbox, from the sandbox's start if need be to the body of the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Any
+
+from toolserver.calls import failure, output
+from toolserver.calls.answer import Answer
+from toolserver.calls.outcome import Outcome, blocks_of, from_foreign, from_worker, tell_loss
+from toolserver.calls.running import RunningCall
+from toolserver.errors import Code, SandboxGone, ToolServerError
+from toolserver.runtime.base import SandboxEnd
+from toolserver.sandbox.stdio_client import RpcError
+from toolserver.sandbox.tool_sandbox import ToolSandbox
+from toolserver.sessions.box import Box
+from toolserver.settings import CallSettings
+
+_LAST_LOOK_S = 1.0
+
+
+async def carry_out(call: RunningCall, settings: CallSettings) -> Answer:
+    """The 200. Raises ToolServerError for every other end, RuntimeUnavailable when there is no sandbox for it."""
+    box = call.session.boxes[call.tool.image]
+    sandbox = await box.sandbox()
+    if call.cancel_reason is not None:
+        raise ToolServerError(
+            Code.CANCELLED, f"The call was cancelled before it ran: {call.cancel_reason}.", call.call_id, effects="none"
+        )
+    lost = box.take_loss()
+    begun = time.monotonic()
+    call.sandbox = sandbox
+    try:
+        result = await sandbox.call(
+            call.tool.name,
+            call.arguments,
+            call_id=call.call_id,
+            deadline_s=call.deadline_s,
+            max_text_bytes=settings.max_text_bytes,
+            grace_s=settings.kill_grace_s,
+        )
+    except RpcError as problem:
+        raise failure.protocol_error(problem, call.call_id) from problem
+    except TimeoutError as problem:
+        raise await _stop_hard(call, box, sandbox, "deadline") from problem
+    except SandboxGone as problem:
+        end = await box.bury(sandbox)
+        if call.cancel_reason is not None:
+            raise failure.stopped_hard("cancelled", call.call_id, []) from problem
+        raise failure.death(end, call.call_id) from problem
+    finally:
+        call.sandbox = None
+    outcome = _outcome(result, call.call_id, settings, (time.monotonic() - begun) * 1000)
+    return _answer(outcome, call.call_id, lost)
+
+
+def _outcome(result: dict[str, Any], call_id: str, settings: CallSettings, wall_ms: float) -> Outcome:
+    told = from_worker(result)
+    if told is not None:
+        return told
+    blocks = blocks_of(result)
+    if blocks is None:
+        raise failure.unreadable(call_id)
+    content, truncated = output.bound(blocks, settings.max_text_bytes)
+    if "structuredContent" in result and not output.structured_fits(result["structuredContent"]):
+        result = {name: value for name, value in result.items() if name != "structuredContent"}
+    return from_foreign(result, content, truncated, round(wall_ms, 3))
+
+
+def _answer(outcome: Outcome, call_id: str, lost: SandboxEnd | None) -> Answer:
+    if lost is not None:
+        tell_loss(outcome.fields, lost)
+    error = failure.refusal(outcome, call_id)
+    if error is not None:
+        raise error
+    return Answer.of(200, {"call_id": call_id, **outcome.fields})
+
+
+async def _stop_hard(call: RunningCall, box: Box, sandbox: ToolSandbox, end: str) -> ToolServerError:
+    """End the whole sandbox of a call that does not end otherwise. Its output so far is kept if the worker still tells it."""
+    content: list[dict[str, Any]] = []
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LAST_LOOK_S):
+            content = await sandbox.peek(call.call_id)
+    await box.bury(sandbox)
+    return failure.stopped_hard(end, call.call_id, content)
+
+
+async def stop(call: RunningCall, reason: str, grace_s: float) -> Answer:
+    """Cancel a call for good: asked first, then with its sandbox. Returns its answer, whatever it came to be."""
+    call.cancel_reason = call.cancel_reason or reason
+    sandbox = call.sandbox
+    if sandbox is not None:
+        with contextlib.suppress(SandboxGone):
+            await sandbox.cancel(call.call_id, reason)
+    answer = await call.wait(grace_s)
+    if answer is not None:
+        return answer
+    if call.sandbox is not None:
+        await call.session.boxes[call.tool.image].bury(call.sandbox)
+    else:
+        error = ToolServerError(Code.CANCELLED, f"The call was cancelled: {reason}.", call.call_id)
+        call.abort(error)
+    return await asyncio.shield(call.answer)

@@ -1,0 +1,285 @@
+"""The only way into a sandbox: admit → validate → write down → run → write the outcome down → answer.
+
+A call runs in a task of its own: a caller that hangs up, or stops waiting, stops nothing. `(tenant, call_id)` names it,
+and the call_id is the caller's Idempotency-Key where there is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from toolserver.calls import failure, idempotency
+from toolserver.calls.answer import Answer
+from toolserver.calls.carry_out import carry_out
+from toolserver.calls.running import RunningCall
+from toolserver.catalog import arguments as schema_check
+from toolserver.catalog.catalog import Catalog
+from toolserver.catalog.image import Tool
+from toolserver.errors import (
+    Code,
+    RuntimeUnavailable,
+    StoreUnavailable,
+    ToolServerError,
+    invalid_all,
+)
+from toolserver.sandbox.background import Background
+from toolserver.sessions.registry import Registry
+from toolserver.sessions.session import Ending, Session
+from toolserver.settings import CallSettings
+from toolserver.store import calls as rows
+from toolserver.store.calls import CallRow
+from toolserver.store.database import Database
+
+_RETRY_WRITE_S = 2.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CallRequest:
+    """One request to call a tool. `key` is the Idempotency-Key; times in seconds, None: the server's own."""
+
+    tenant: str
+    session_id: str
+    tool: str
+    arguments: Any
+    trace_id: str
+    wait_s: float | None = None
+    deadline_s: float | None = None
+    key: str | None = None
+
+
+class Executor:
+    def __init__(
+        self,
+        settings: CallSettings,
+        registry: Registry,
+        catalog: Catalog,
+        database: Database,
+        counted: Callable[[str, str, float], None] = lambda _tool, _code, _seconds: None,
+    ) -> None:
+        """`counted` is told of each ended call: tool, code (`ok` for a success), seconds."""
+        self.settings = settings
+        self._registry, self._catalog, self._database, self._counted = registry, catalog, database, counted
+        self._running: dict[tuple[str, str], RunningCall] = {}
+        self._per_session: Counter[str] = Counter()
+        self._unwritten: dict[tuple[str, str], tuple[RunningCall, Answer]] = {}
+        self._tasks = Background()
+        self.draining = False
+
+    def running(self) -> list[RunningCall]:
+        return list(self._running.values())
+
+    def find_running(self, tenant: str, call_id: str) -> RunningCall | None:
+        return self._running.get((tenant, call_id))
+
+    async def call(self, request: CallRequest) -> Answer | RunningCall:
+        """The answer; or the call itself when it goes on past wait_s. Raises ToolServerError when nothing was run."""
+        deadline_s = self.settings.deadline_s if request.deadline_s is None else request.deadline_s
+        digest = idempotency.request_hash(request.session_id, request.tool, request.arguments, request.deadline_s)
+        if request.key is not None and (earlier := self._running.get((request.tenant, request.key))) is not None:
+            return await self._join(earlier, digest, request)
+        try:
+            session = await self._registry.find(request.tenant, request.session_id)
+            tool = self._admit(session, request)
+        except ToolServerError:
+            if request.key is not None and (stored := await self._stored(request.tenant, request.key)) is not None:
+                return _replay(stored, digest)  # what was done stays known, also when its session is gone
+            raise
+        call = RunningCall(
+            tenant=request.tenant,
+            call_id=request.key or idempotency.new_call_id(),
+            session=session,
+            tool=tool,
+            arguments=request.arguments,
+            deadline_s=deadline_s,
+            request_hash=digest,
+            trace_id=request.trace_id,
+        )
+        stored = await self._begin(call)
+        if stored is not None:
+            return _replay(stored, digest)
+        return await self._await(call, request.wait_s, replay=False)
+
+    def _admit(self, session: Session, request: CallRequest) -> Tool:
+        """Raises tool_not_found, invalid_arguments, policy_denied, draining, quota_exceeded: nothing is held against the key."""
+        tool = self._catalog.find(request.tool, session.images)
+        if errors := schema_check.check(tool, request.arguments):
+            raise invalid_all([{**error, "pointer": "/arguments" + error["pointer"]} for error in errors])
+        image = self._catalog.images[tool.image]
+        if image.network == "open" and session.grant.egress != "open":
+            raise ToolServerError(
+                Code.POLICY_DENIED,
+                f"The tool {tool.name} needs the network, and this session has none. Create a session with "
+                '{"egress": {"mode": "open"}} and call it there.',
+            )
+        if self.draining:
+            raise ToolServerError(Code.DRAINING, "The server is shutting down and takes no new calls. Try again when it is back.")
+        if self._per_session[session.session_id] >= self.settings.max_concurrent_per_session:
+            raise ToolServerError(
+                Code.QUOTA_EXCEEDED,
+                f"{self.settings.max_concurrent_per_session} calls run in this session already, its limit. Wait until one has ended.",
+            )
+        return tool
+
+    async def _begin(self, call: RunningCall) -> CallRow | None:
+        """Write it down and start it; or the row of an earlier call of that name. Raises StoreUnavailable."""
+        place = (call.tenant, call.call_id)
+        self._running[place] = call  # before it is written: a second request with the key joins this one
+        self._per_session[call.session.session_id] += 1
+        row = CallRow(
+            call.tenant, call.call_id, call.session.session_id, call.tool.name, call.request_hash, call.trace_id, time.time()
+        )
+        started = False
+        try:
+            earlier = await self._database.write(lambda connection: rows.begin(connection, row))
+            if earlier is not None:
+                call.answer.set_result(_replay(earlier, earlier.request_hash))
+                return earlier
+            call.task = self._tasks.spawn(self._run(call), f"call {call.call_id}")
+            started = True
+            return None
+        except StoreUnavailable as problem:
+            call.answer.set_exception(problem)
+            call.answer.exception()
+            raise
+        finally:
+            if not started:
+                self._forget(call)
+
+    async def _run(self, call: RunningCall) -> None:
+        begun = time.monotonic()
+        session = call.session
+
+        def on_end(ending: Ending) -> None:
+            error = ending.error(session.session_id)
+            error.call_id, error.effects = call.call_id, "possible"
+            call.abort(error)
+
+        session.watchers.add(on_end)
+        code = Code.INTERNAL
+        try:
+            with session.in_use():
+                session.check_live()
+                answer, told = await carry_out(call, self.settings), "ok"
+        except ToolServerError as error:
+            answer, told = self._refused(call, error)
+        except RuntimeUnavailable as problem:
+            answer, told = self._refused(call, ToolServerError(Code.RUNTIME_UNAVAILABLE, str(problem), call.call_id))
+        except asyncio.CancelledError:
+            if call.abort_error is None:
+                raise
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()
+            answer, told = self._refused(call, call.abort_error)
+        except Exception:  # the outermost place of a call: its caller must get an answer
+            _log.exception("call_failed", extra={"fields": {"call_id": call.call_id}})
+            message = "The server failed while it worked on the call; its log says how. The tool may have had effects."
+            answer, told = self._refused(call, ToolServerError(code, message, call.call_id))
+        finally:
+            session.watchers.discard(on_end)
+        await self._settle(call, answer)
+        self._counted(call.tool.name, told, time.monotonic() - begun)
+
+    def _refused(self, call: RunningCall, error: ToolServerError) -> tuple[Answer, str]:
+        return Answer.refusal(error, call.trace_id), str(error.code)
+
+    async def _settle(self, call: RunningCall, answer: Answer) -> None:
+        """Write the answer down, then give it. When it can't be written it is given all the same, and kept to be written later."""
+        try:
+            await self._write(call, answer)
+        except StoreUnavailable as problem:
+            _log.error("outcome_not_written", extra={"fields": {"call_id": call.call_id, "problem": str(problem)}})
+            self._unwritten[(call.tenant, call.call_id)] = (call, answer)
+            self._tasks.spawn(self._write_later(call, answer), f"write {call.call_id}")
+        else:
+            self._forget(call)
+        if not call.answer.done():
+            call.answer.set_result(answer)
+
+    async def _write(self, call: RunningCall, answer: Answer) -> None:
+        ended_at = time.time()
+        await self._database.write(
+            lambda connection: rows.end(connection, call.tenant, call.call_id, answer.status, answer.body, ended_at)
+        )
+
+    async def _write_later(self, call: RunningCall, answer: Answer) -> None:
+        while True:
+            await asyncio.sleep(_RETRY_WRITE_S)
+            try:
+                await self._write(call, answer)
+            except StoreUnavailable:
+                continue
+            self._unwritten.pop((call.tenant, call.call_id), None)
+            self._forget(call)
+            return
+
+    def _forget(self, call: RunningCall) -> None:
+        if self._running.get((call.tenant, call.call_id)) is call:
+            del self._running[(call.tenant, call.call_id)]
+            self._per_session[call.session.session_id] -= 1
+            if self._per_session[call.session.session_id] <= 0:
+                del self._per_session[call.session.session_id]
+
+    async def _join(self, call: RunningCall, digest: str, request: CallRequest) -> Answer | RunningCall:
+        if call.request_hash != digest:
+            raise idempotency.conflict(call.call_id)
+        return await self._await(call, request.wait_s, replay=True)
+
+    async def _await(self, call: RunningCall, wait_s: float | None, *, replay: bool) -> Answer | RunningCall:
+        answer = await call.wait(self.settings.wait_s if wait_s is None else wait_s)
+        if answer is None:
+            return call
+        return answer.again() if replay else answer
+
+    async def _stored(self, tenant: str, call_id: str) -> CallRow | None:
+        """The row of a call that has ended, unless it says that nothing ran."""
+        row = await self._database.read(lambda connection: rows.find(connection, tenant, call_id))
+        return row if row is not None and row.status is not None and row.status not in rows.NOT_HELD else None
+
+    async def look_up(self, tenant: str, call_id: str, wait_s: float) -> Answer | RunningCall:
+        """For GET and call_wait. Raises call_not_found, StoreUnavailable."""
+        call = self._running.get((tenant, call_id))
+        if call is not None:
+            return await self._await(call, wait_s, replay=False)
+        row = await self._database.read(lambda connection: rows.find(connection, tenant, call_id))
+        if row is None:
+            raise ToolServerError(
+                Code.CALL_NOT_FOUND,
+                "There is no call of that call_id. It was never received, or it is so old that it was forgotten.",
+            )
+        return _replay(row, row.request_hash)
+
+    async def drain(self, wait_s: float, stop_s: float, stop: Callable[[RunningCall], Any]) -> None:
+        """Take no new calls, wait for the running ones, then `stop` those that are left and give them `stop_s` to end."""
+        self.draining = True
+        await _all_answered(self.running(), wait_s)
+        left = self.running()
+        if left:
+            await asyncio.wait([asyncio.ensure_future(stop(call)) for call in left], timeout=stop_s)
+
+    async def close(self) -> None:
+        """When all sessions have ended: what still can't be written down is given up, said in the log."""
+        for call_id in [call_id for _, call_id in self._unwritten]:
+            _log.error("outcome_lost", extra={"fields": {"call_id": call_id}})
+        await self._tasks.finish(1.0)
+
+
+async def _all_answered(calls: list[RunningCall], wait_s: float) -> None:
+    if calls:
+        await asyncio.wait([call.answer for call in calls], timeout=wait_s)
+
+
+def _replay(row: CallRow, digest: str) -> Answer:
+    """Raises idempotency_conflict."""
+    if row.request_hash != digest:
+        raise idempotency.conflict(row.call_id)
+    if row.status is None or row.body is None:
+        # it is nobody's: whoever ran it is gone without a word
+        return Answer.refusal(failure.interrupted(row.call_id), row.trace_id).again()
+    return Answer(row.status, row.body).again()

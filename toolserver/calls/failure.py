@@ -1,0 +1,106 @@
+"""From how a call ended to what its caller is told. The one table of it: a code is never guessed from an exit status.
+
+An end that the worker told is taken as told. When the stream broke instead, the runtime's word on the sandbox's end
+decides: known deaths (`oom`, `exited`, `killed`) are the tool's; a sandbox that was removed or lost with its engine may
+have finished its work first, so nobody can say how the call ended: outcome_unknown.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toolserver.calls.outcome import Outcome, empty_fields
+from toolserver.errors import Code, Effects, ToolServerError, invalid_all
+from toolserver.runtime.base import SandboxEnd
+from toolserver.sandbox.stdio_client import INVALID_PARAMS, RESPONSE_TOO_LARGE, RpcError
+
+_CODES: dict[str, tuple[Code, str]] = {
+    "failed": (Code.TOOL_FAILED, "The tool ran and failed; its output says why."),
+    "crashed": (Code.TOOL_CRASHED, "The tool's process died before the call was done."),
+    "deadline": (
+        Code.DEADLINE_EXCEEDED,
+        "The call outlived its deadline_s and was stopped. Do less at a time, or give a longer deadline_s.",
+    ),
+    "oom": (Code.OOM_KILLED, "The call used more memory than the session has. Use less at a time, or ask for a larger memory_mb."),
+    "disk_full": (Code.DISK_FULL, "The workspace is full. Delete files, or ask for a larger disk_mb."),
+    "cancelled": (Code.CANCELLED, "The call was cancelled."),
+    "denied": (Code.POLICY_DENIED, "The policy of this server does not allow it."),
+}
+_DEATHS: dict[str, tuple[Code, str]] = {
+    "oom": (
+        Code.OOM_KILLED,
+        "The sandbox ran out of memory and was ended. The next call gets a fresh one; files are kept, interpreter state is lost.",
+    ),
+    "exited": (
+        Code.TOOL_CRASHED,
+        "The sandbox ended by itself in the middle of the call. The next call gets a fresh one; interpreter state is lost.",
+    ),
+    "killed": (
+        Code.TOOL_CRASHED,
+        "The sandbox was killed in the middle of the call. The next call gets a fresh one; interpreter state is lost.",
+    ),
+}
+_UNKNOWN = (
+    Code.OUTCOME_UNKNOWN,
+    "The sandbox was lost in the middle of the call, so how it ended can't be told: it may have had effects. "
+    "Look at the workspace before doing it again.",
+)
+_POSSIBLE: dict[str, Effects] = {"denied": "possible"}  # it ran until it was denied
+
+
+def refusal(outcome: Outcome, call_id: str) -> ToolServerError | None:
+    """The error of an outcome; None when it is a success."""
+    if outcome.end == "done":
+        return None
+    if outcome.end == "invalid":
+        errors = outcome.errors or [{"pointer": "", "message": outcome.message or "the tool refuses these arguments"}]
+        error = invalid_all(errors)
+        error.call_id = call_id
+        return error
+    code, usual = _CODES[outcome.end]
+    extra = dict(outcome.fields)
+    if outcome.end == "deadline":
+        extra["type"] = "timeout"
+    return ToolServerError(code, outcome.message or usual, call_id, extra=extra, effects=_POSSIBLE.get(outcome.end))
+
+
+def stopped_hard(end: str, call_id: str, content: list[dict[str, Any]]) -> ToolServerError:
+    """For a call that did not end when asked to (`deadline` or `cancelled`), so that its whole sandbox was ended."""
+    code, usual = _CODES[end]
+    message = f"{usual} It did not stop when asked to, so its sandbox was ended: interpreter state is lost, files are kept."
+    extra = {**empty_fields(content), "state": "lost", **({"type": "timeout"} if end == "deadline" else {})}
+    return ToolServerError(code, message, call_id, extra=extra)
+
+
+def death(end: SandboxEnd, call_id: str) -> ToolServerError:
+    """For a call whose sandbox died under it."""
+    code, message = _DEATHS.get(end.cause, _UNKNOWN)
+    return ToolServerError(code, message, call_id, extra={**empty_fields(), "state": "lost", "sandbox_end": end.cause})
+
+
+def protocol_error(problem: RpcError, call_id: str) -> ToolServerError:
+    """For a tool server that answered the call with a JSON-RPC error."""
+    if problem.code == INVALID_PARAMS:
+        error = invalid_all([{"pointer": "", "message": problem.message or "the tool refuses these arguments"}])
+        error.call_id = call_id
+        return error
+    if problem.code == RESPONSE_TOO_LARGE:
+        message = "The tool's answer was too large to be taken over. Ask for less, or have it write a file."
+    else:
+        message = f"The tool server answered with an error: {problem.message or problem.code}"
+    content = [{"type": "text", "text": message}]
+    return ToolServerError(Code.TOOL_FAILED, message, call_id, extra=empty_fields(content))
+
+
+def unreadable(call_id: str) -> ToolServerError:
+    message = "The tool server's answer is no MCP result, so what the tool did can't be told."
+    return ToolServerError(Code.TOOL_FAILED, message, call_id, extra=empty_fields())
+
+
+def interrupted(call_id: str) -> ToolServerError:
+    """For a call that was running when the server itself died."""
+    message = (
+        "The server stopped in the middle of the call, so how it ended can't be told: it may have had effects. "
+        "It is not run again under this call_id."
+    )
+    return ToolServerError(Code.OUTCOME_UNKNOWN, message, call_id, extra=empty_fields())

@@ -1,0 +1,116 @@
+"""What follows a call that is still running: waiting for it, cancelling it, and the tools `call_wait` and `call_cancel`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from toolserver.calls.answer import Answer
+from toolserver.calls.carry_out import stop
+from toolserver.calls.executor import CallRequest, Executor
+from toolserver.calls.outcome import empty_fields
+from toolserver.calls.running import RunningCall
+from toolserver.catalog import arguments as schema_check
+from toolserver.catalog.image import Tool
+from toolserver.catalog.session_tools import CALL_WAIT, SESSION_TOOLS
+from toolserver.errors import Code, ToolServerError, invalid_all
+from toolserver.sessions.registry import Registry
+from toolserver.settings import CallSettings
+
+_TOOLS: dict[str, Tool] = {tool.name: tool for tool in SESSION_TOOLS}
+_LOOK_S = 2.0
+_OUTCOME_FIELDS = (
+    "content", "structured", "truncated", "artifacts", "usage", "workspace_changed", "workspace_changed_more", "state",
+    "exit_code", "signal", "sandbox_reset",
+)  # fmt: skip
+
+
+class CallDesk:
+    """Calls as the HTTP edge knows them: made, waited for, cancelled."""
+
+    def __init__(self, settings: CallSettings, registry: Registry, executor: Executor) -> None:
+        self._settings, self._registry, self._executor = settings, registry, executor
+
+    async def call(self, request: CallRequest) -> Answer:
+        """Raises ToolServerError when nothing was run."""
+        if request.tool in _TOOLS:
+            return await self._session_tool(_TOOLS[request.tool], request)
+        came = await self._executor.call(request)
+        return came if isinstance(came, Answer) else await self.still_running(came)
+
+    async def wait(self, tenant: str, call_id: str, wait_s: float | None, after: int = 0) -> Answer:
+        """Its answer, or a 450 with the output past the first `after` characters. Raises call_not_found."""
+        came = await self._executor.look_up(tenant, call_id, self._settings.wait_s if wait_s is None else wait_s)
+        return came if isinstance(came, Answer) else await self.still_running(came, after)
+
+    async def cancel(self, tenant: str, call_id: str, reason: str = "its caller asked for it") -> Answer:
+        """200 with what came of the call; `cancelled` says whether it was stopped by this or an earlier cancel. Raises call_not_found."""
+        call = self._executor.find_running(tenant, call_id)
+        if call is not None:
+            answer = await stop(call, reason, self._settings.kill_grace_s)
+        else:
+            came = await self._executor.look_up(tenant, call_id, 0)
+            answer = came if isinstance(came, Answer) else await came.answer
+        return _cancelled(call_id, answer)
+
+    async def still_running(self, call: RunningCall, after: int = 0) -> Answer:
+        """450 with the output so far and how to go on; the answer itself when it came meanwhile."""
+        content: list[dict[str, Any]] = []
+        if call.sandbox is not None:
+            try:
+                async with asyncio.timeout(_LOOK_S):
+                    content = await call.sandbox.peek(call.call_id)
+            except TimeoutError:
+                content = []
+        if call.answer.done():
+            return call.answer.result()
+        chars = sum(len(block["text"]) for block in content if isinstance(block.get("text"), str))
+        error = ToolServerError(
+            Code.STILL_RUNNING,
+            "The call is still running. Call call_wait with its call_id to go on waiting, or call_cancel to stop it.",
+            call.call_id,
+            retry_after_s=0,
+            extra={
+                "type": "retry",
+                "next_calling": CALL_WAIT.name,
+                "arguments": {"call_id": call.call_id},
+                "content": _past(content, after),
+                "output_chars": chars,
+            },
+        )
+        return Answer.refusal(error, call.trace_id)
+
+    async def _session_tool(self, tool: Tool, request: CallRequest) -> Answer:
+        await self._registry.find(request.tenant, request.session_id)
+        if errors := schema_check.check(tool, request.arguments):
+            raise invalid_all([{**error, "pointer": "/arguments" + error["pointer"]} for error in errors])
+        call_id = request.arguments["call_id"]
+        if tool is not CALL_WAIT:
+            return await self.cancel(request.tenant, call_id)
+        wait_s = request.arguments.get("wait_s", request.wait_s)
+        return await self.wait(request.tenant, call_id, wait_s if wait_s is None else min(wait_s, self._settings.max_wait_s))
+
+
+def _past(content: list[dict[str, Any]], after: int) -> list[dict[str, Any]]:
+    """The blocks without the first `after` characters of their text."""
+    left: list[dict[str, Any]] = []
+    for block in content:
+        text = block.get("text")
+        if after and isinstance(text, str):
+            block = {**block, "text": text[after:]}  # noqa: PLW2901 - the block that is shown
+            after = max(0, after - len(text))
+            if not block["text"]:
+                continue
+        left.append(block)
+    return left
+
+
+def _cancelled(call_id: str, answer: Answer) -> Answer:
+    body = answer.json()
+    detail = body if answer.status == 200 else body["detail"]
+    shown: dict[str, Any] = {"call_id": call_id, **empty_fields()}
+    shown.update({name: detail[name] for name in _OUTCOME_FIELDS if name in detail})
+    shown["cancelled"] = detail.get("code") == Code.CANCELLED
+    if answer.status != 200:
+        shown.update({name: detail[name] for name in ("code", "message")})
+    return Answer.of(200, shown)

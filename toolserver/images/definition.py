@@ -1,0 +1,75 @@
+"""The tool images that come with Toolcrib: what goes into each, and a digest of it."""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+SOURCES = Path(__file__).resolve().parents[2] / "sandbox_images"
+BASE_REFERENCE = "toolcrib/base"
+IN_IMAGE = "sandbox_images"  # below /opt/toolcrib
+
+
+class ImageBuildError(Exception):
+    """An image could not be built. The message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class ImageDefinition:
+    """`folder` holds the Dockerfile and the image's own modules; `reference` has no tag."""
+
+    name: str
+    reference: str
+    folder: Path
+
+    @property
+    def tagged(self) -> str:
+        return f"{self.reference}:{version('toolcrib')}"
+
+    @property
+    def requirements(self) -> list[str]:
+        """Python packages that go into it, as pip takes them."""
+        listed = self.folder / "requirements.txt"
+        if not listed.is_file():
+            return []
+        lines = (line.split("#")[0].strip() for line in listed.read_text("utf-8").splitlines())
+        return [line for line in lines if line]
+
+    def files(self) -> dict[str, Path]:
+        """What the build context holds, by its name there."""
+        found = {"Dockerfile": self.folder / "Dockerfile"}
+        # the base has no code of ours: so a change of it costs one small layer of each tool image
+        sources = (
+            []
+            if self.name == "base"
+            else [*self.folder.rglob("*"), *(SOURCES / "base").glob("*.py"), *SOURCES.glob("*.py")]
+        )
+        for path in sorted(sources):
+            if path.is_file() and path.name != "Dockerfile" and path.suffix not in (".pyc", ".md"):
+                found[f"{IN_IMAGE}/{path.relative_to(SOURCES).as_posix()}"] = path
+        return found
+
+    def digest(self) -> str:
+        """Changes with anything that goes into the image, the packages' ranges included."""
+        sha = hashlib.sha256(version("toolcrib").encode())
+        for name, path in self.files().items():
+            sha.update(f"\0{name}\0".encode() + path.read_bytes())
+        return sha.hexdigest()[:24]
+
+
+def base_definition() -> ImageDefinition:
+    """The image that the others stand on."""
+    return ImageDefinition("base", BASE_REFERENCE, SOURCES / "base")
+
+
+def tool_definitions() -> dict[str, ImageDefinition]:
+    """Every folder with an image.toml and a Dockerfile, by name."""
+    found = {}
+    for manifest in sorted(SOURCES.glob("*/image.toml")):
+        table = tomllib.loads(manifest.read_text("utf-8"))
+        if (manifest.parent / "Dockerfile").is_file():
+            found[table["name"]] = ImageDefinition(table["name"], table["reference"], manifest.parent)
+    return found

@@ -1,0 +1,39 @@
+"""Which driver runs the sandboxes, and a sentence on what it does weaker than the strongest one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from toolserver.errors import RuntimeUnavailable
+from toolserver.runtime.base import SandboxRuntime
+from toolserver.runtime.bubblewrap_runtime import BubblewrapRuntime
+from toolserver.runtime.docker_runtime import DockerRuntime, engine_answers
+from toolserver.runtime.fake_runtime import FakeRuntime
+from toolserver.settings import RuntimeSettings
+
+PROBE_TIMEOUT_S = 2.0
+
+
+async def choose_runtime(
+    settings: RuntimeSettings, server_id: str, state_dir: Path
+) -> tuple[SandboxRuntime, str | None]:
+    """The driver that the settings name, not yet opened, and what is weaker about it (None: nothing).
+
+    `auto` takes docker when an engine answers within 2 s, else bubblewrap when that works here, else docker, whose
+    engine may come up later.
+    """
+    match settings.name:
+        case "docker":
+            return DockerRuntime(server_id, state_dir, settings), None
+        case "fake":
+            return FakeRuntime(server_id, state_dir, settings), "The fake runtime isolates nothing: for tests only."
+    bubblewrap = BubblewrapRuntime(server_id, state_dir, settings)
+    if settings.name == "bubblewrap":
+        return bubblewrap, bubblewrap.weaker()
+    if await engine_answers(settings, PROBE_TIMEOUT_S):
+        return DockerRuntime(server_id, state_dir, settings), None
+    try:
+        await bubblewrap.check()
+    except RuntimeUnavailable as why:
+        return DockerRuntime(server_id, state_dir, settings), f"No Docker engine answers, and: {why}"
+    return bubblewrap, f"No Docker engine answers, so sandboxes are made by bubblewrap. {bubblewrap.weaker()}"

@@ -1,0 +1,308 @@
+"""Sandboxes as containers of a Docker engine. Knows the engine by its socket alone, never a path of its host.
+
+So it works the same when the ToolServer is itself a container with that socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import docker
+
+from toolserver.errors import RuntimeUnavailable
+from toolserver.runtime.base import Limits, Sandbox, SandboxEnd, SandboxRuntime, SandboxSpec
+from toolserver.runtime.docker_engine import NOT_ANSWERING, DockerEngine, NotInEngine, Refused
+from toolserver.runtime.docker_stream import AttachedStream
+from toolserver.runtime.hardening import create_request
+from toolserver.settings import RuntimeSettings
+
+Result = TypeVar("Result")
+SERVER, SESSION, SANDBOX, IMAGE = "toolcrib.server", "toolcrib.session", "toolcrib.sandbox", "toolcrib.image"
+FIRST_CGROUPNS_VERSION = (1, 41)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+
+async def engine_answers(settings: RuntimeSettings, timeout_s: float) -> bool:
+    """Whether a Docker engine can be used now."""
+    engine = DockerEngine(settings.docker_host, timeout_s)
+    try:
+        await engine.call(lambda client: client.ping(), timeout_s=timeout_s)
+    except (RuntimeUnavailable, Refused, NotInEngine):
+        return False
+    else:
+        return True
+    finally:
+        engine.close()
+
+
+class DockerSandbox(Sandbox):
+    def __init__(self, spec: SandboxSpec, runtime: DockerRuntime, container: str, stream: AttachedStream) -> None:
+        self.spec = spec
+        self._runtime, self._container, self._stream = runtime, container, stream
+        self._killed = False
+        self._end: SandboxEnd | None = None
+        self._removing = asyncio.Lock()
+
+    async def send(self, data: bytes) -> None:
+        await self._stream.send(data)
+
+    async def receive(self) -> bytes:
+        return await self._stream.receive()
+
+    async def kill(self) -> None:
+        if self._end is not None:
+            return
+        draining = asyncio.create_task(self._stream.drain())
+        try:
+            await self._runtime.engine.call(lambda client: client.kill(self._container, "SIGKILL"))
+            self._killed = True
+        except NotInEngine:
+            pass
+        except Refused as no:
+            if no.status != 409:  # 409: it does not run
+                raise RuntimeUnavailable("The Docker engine would not end a sandbox.") from no
+        finally:
+            draining.cancel()
+            await asyncio.wait([draining])
+
+    async def remove(self) -> SandboxEnd:
+        async with self._removing:
+            if self._end is None:
+                try:
+                    self._end = await uncancelled(self._remove())
+                finally:
+                    await self._stream.close()
+            return self._end
+
+    async def _remove(self) -> SandboxEnd:
+        log = self._stream.log
+        try:
+            before = await self._state()
+            if before.get("Running"):
+                await self.kill()
+            state = await self._state()
+            await self._runtime.remove_container(self._container)
+        except NotInEngine:
+            return SandboxEnd("removed", None, log.text())
+        except (RuntimeUnavailable, Refused):
+            self._runtime.remember_to_remove(self._container)
+            return SandboxEnd("runtime_lost", None, log.text())
+        return _end_of(state, killed=self._killed, log=log.text())
+
+    async def _state(self) -> dict[str, Any]:
+        found = await self._runtime.engine.call(lambda client: client.inspect_container(self._container))
+        state: dict[str, Any] = found["State"]
+        return state
+
+
+def _end_of(state: dict[str, Any], *, killed: bool, log: str) -> SandboxEnd:
+    code = state.get("ExitCode")
+    if killed:
+        return SandboxEnd("killed", code, log)
+    if state.get("OOMKilled"):
+        return SandboxEnd("oom", code, log)
+    # 137 is what a SIGKILL from outside leaves, and what a program may exit with: not told apart by the engine
+    return SandboxEnd("unknown" if code == 137 else "exited", code, log)
+
+
+async def uncancelled(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run to the end even when the caller is cancelled meanwhile; then the cancellation goes on. `work` has deadlines."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+
+
+class DockerRuntime(SandboxRuntime):
+    name = "docker"
+
+    def __init__(self, server_id: str, state_dir: Path, settings: RuntimeSettings) -> None:
+        del state_dir  # everything is in the engine
+        self._server_id, self._settings = server_id, settings
+        self.engine = DockerEngine(settings.docker_host, settings.api_timeout_s)
+        self._left_over: set[str] = set()  # containers that could not be removed when the engine was away
+        self._sandboxes: dict[str, DockerSandbox] = {}
+        self._info: dict[str, Any] = {}
+        self._prefix = f"toolcrib-{_checked(server_id)}"
+
+    async def open(self) -> None:
+        with contextlib.suppress(RuntimeUnavailable):
+            await self.check()
+
+    async def check(self) -> None:
+        info = await self._ask(lambda client: {**client.info(), "ApiVersion": client.api_version})
+        if info.get("OSType", "linux") != "linux":
+            raise RuntimeUnavailable("The Docker engine does not run Linux containers. Switch it to Linux containers.")
+        self._info = info
+
+    async def _ask(self, work: Callable[[docker.APIClient], Result]) -> Result:
+        try:
+            return await self.engine.call(work)
+        except (Refused, NotInEngine) as no:
+            raise RuntimeUnavailable(NOT_ANSWERING) from no
+
+    # -- sandboxes
+
+    async def start(self, spec: SandboxSpec) -> Sandbox:
+        if not self._info:
+            await self.check()
+        task = asyncio.create_task(self._start(spec))
+        try:
+            sandbox = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait([task])
+            if not task.cancelled() and task.exception() is None:
+                await task.result().remove()
+            raise
+        self._sandboxes[spec.sandbox_id] = sandbox
+        return sandbox
+
+    async def _start(self, spec: SandboxSpec) -> DockerSandbox:
+        name = f"{self._prefix}-{_checked(spec.sandbox_id)}"
+        labels = {SESSION: spec.session_id, SANDBOX: spec.sandbox_id, IMAGE: spec.image}
+        request = create_request(
+            spec,
+            labels={SERVER: self._server_id, **labels},
+            volume=None if spec.workspace == "none" else self._volume(spec.session_id),
+            private_cgroup=self._has_cgroup_namespaces(),
+        )
+        stream: AttachedStream | None = None
+        try:
+            await self.engine.create(request, name)
+            stream = await AttachedStream.over(await self.engine.attach(name))
+            timeout_s = self._settings.start_timeout_s
+            await self.engine.call(lambda client: client.start(name), timeout_s=timeout_s)
+        except BaseException as problem:
+            if stream is not None:
+                await stream.close()
+            if isinstance(problem, Refused) and problem.status == 409:
+                raise RuntimeUnavailable("A sandbox of this name exists already.") from problem
+            await self._remove_or_remember(name)
+            if isinstance(problem, (Refused, NotInEngine)):
+                raise RuntimeUnavailable(_why_not_started(spec, problem)) from problem
+            raise
+        return DockerSandbox(spec, self, name, stream)
+
+    def _has_cgroup_namespaces(self) -> bool:
+        version = tuple(int(part) for part in str(self._info.get("ApiVersion", "0")).split("."))
+        return version >= FIRST_CGROUPNS_VERSION
+
+    async def remove_container(self, name: str) -> None:
+        """Its volumes stay. No error when it is gone."""
+        with contextlib.suppress(NotInEngine):
+            await self.engine.call(lambda client: client.remove_container(name, v=False, force=True))
+        self._sandboxes = {key: s for key, s in self._sandboxes.items() if f"{self._prefix}-{key}" != name}
+
+    def remember_to_remove(self, name: str) -> None:
+        self._left_over.add(name)
+
+    async def _remove_or_remember(self, name: str) -> None:
+        try:
+            await self.remove_container(name)
+        except (RuntimeUnavailable, Refused):
+            self.remember_to_remove(name)
+
+    # -- workspaces
+
+    def _volume(self, session_id: str) -> str:
+        return f"{self._prefix}-{_checked(session_id)}"
+
+    async def create_workspace(self, session_id: str) -> None:
+        name, labels = self._volume(session_id), {SERVER: self._server_id, SESSION: session_id}
+        await self._ask(lambda client: client.create_volume(name, labels=labels))
+
+    async def delete_workspace(self, session_id: str) -> None:
+        await self._remove_left_over()
+        await self._delete_volume(self._volume(session_id))
+
+    async def _delete_volume(self, name: str) -> None:
+        try:
+            await self.engine.call(lambda client: client.remove_volume(name))
+        except NotInEngine:
+            pass
+        except Refused as no:
+            raise RuntimeUnavailable("The Docker engine would not delete a workspace: it is still in use.") from no
+
+    async def _remove_left_over(self) -> None:
+        for name in list(self._left_over):
+            self._left_over.discard(name)
+            await self._remove_or_remember(name)
+
+    async def sweep(self, keep_sessions: frozenset[str] = frozenset()) -> int:
+        await self._remove_left_over()
+        mine = {"label": f"{SERVER}={self._server_id}"}
+        removed = 0
+        containers = await self._ask(lambda client: client.containers(all=True, filters=mine))
+        for found in containers:
+            if (found.get("Labels") or {}).get(SESSION) not in keep_sessions:
+                await self._ask_to_remove(found["Id"])
+                removed += 1
+        volumes = await self._ask(lambda client: client.volumes(filters=mine))
+        for volume in volumes.get("Volumes") or []:
+            if (volume.get("Labels") or {}).get(SESSION) not in keep_sessions:
+                await self._delete_volume(volume["Name"])
+                removed += 1
+        return removed
+
+    async def _ask_to_remove(self, container: str) -> None:
+        await self._ask(lambda client: client.remove_container(container, v=False, force=True))
+
+    # -- what holds
+
+    def effective_limits(self, asked: Limits) -> Limits:
+        cores, memory = self._info.get("NCPU"), self._info.get("MemTotal")
+        return Limits(
+            memory_mb=min(asked.memory_mb, memory >> 20) if memory else asked.memory_mb,
+            cpus=min(asked.cpus, float(cores)) if cores else asked.cpus,
+            pids=asked.pids,
+            disk_mb=asked.disk_mb,
+        )
+
+    def isolation(self) -> dict[str, Any]:
+        def told(supported: str) -> str:
+            return (
+                "enforced"
+                if self._info.get(supported, True)
+                else "not enforced: the engine's host has no cgroup for it"
+            )
+
+        return {
+            "runtime": "docker",
+            "kernel": "gvisor" if str(self._info.get("DefaultRuntime", "runc")).startswith("runsc") else "shared",
+            "memory": told("MemoryLimit"),
+            "cpus": told("CpuCfsQuota"),
+            "pids": told("PidsLimit"),
+            "disk": "accounted by the worker",
+            "seccomp": "enforced",
+            "network": "none",
+        }
+
+    async def close(self) -> None:
+        for sandbox in list(self._sandboxes.values()):
+            await sandbox.remove()
+        self._sandboxes.clear()
+        with contextlib.suppress(RuntimeUnavailable):
+            await self._remove_left_over()
+        self.engine.close()
+
+
+def _checked(identifier: str) -> str:
+    """An id that can stand in an engine's name. Raises ValueError: ids are made by this server."""
+    if not _NAME.fullmatch(identifier):
+        raise ValueError(f"not an identifier: {identifier!r}")
+    return identifier
+
+
+def _why_not_started(spec: SandboxSpec, problem: Exception) -> str:
+    if isinstance(problem, NotInEngine):
+        return f"The Docker engine has no image {spec.reference}. Build it: toolserver images build"
+    if isinstance(problem, Refused) and problem.status == 400:
+        return f"The Docker engine could not start the image {spec.image}: its command or a limit does not work there."
+    return f"The Docker engine could not start a sandbox of the image {spec.image}. Its log says why."

@@ -1,0 +1,107 @@
+"""The attached stream of a container: bytes in, stdout and stderr out of the engine's 8-byte frames."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections import deque
+
+from toolserver.errors import SandboxGone
+
+CHUNK = 1 << 18
+LOG_BYTES = 16_384
+_STDERR = 2
+
+
+class LogTail:
+    """The last `limit` bytes of what it is fed."""
+
+    def __init__(self, limit: int = LOG_BYTES) -> None:
+        self._limit, self._size = limit, 0
+        self._pieces: deque[bytes] = deque()
+
+    def feed(self, data: bytes) -> None:
+        self._pieces.append(data[-self._limit :])
+        self._size += len(self._pieces[-1])
+        while self._size - len(self._pieces[0]) >= self._limit:
+            self._size -= len(self._pieces.popleft())
+
+    def text(self) -> str:
+        return b"".join(self._pieces)[-self._limit :].decode("utf-8", "replace")
+
+
+class AttachedStream:
+    """Memory is bounded both ways: a container that floods waits for `receive`, a sender waits for one that does not read."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._reading, self._writing = asyncio.Lock(), asyncio.Lock()
+        self._left, self._to_stderr = 0, False  # of the frame that is being read
+        self._ended = False
+        self.log = LogTail()
+
+    @classmethod
+    async def over(cls, sock: socket.socket) -> AttachedStream:
+        """Takes the socket over."""
+        if sock.family == socket.AF_UNIX:
+            reader, writer = await asyncio.open_unix_connection(sock=sock, limit=CHUNK)
+        else:
+            reader, writer = await asyncio.open_connection(sock=sock, limit=CHUNK)
+        return cls(reader, writer)
+
+    async def send(self, data: bytes) -> None:
+        """One whole write even when cancelled half way. Raises SandboxGone."""
+        async with self._writing:
+            try:
+                await self._writer.drain()  # what others sent
+                if self._ended or self._writer.is_closing():
+                    raise SandboxGone("The sandbox's stream is closed.")
+                self._writer.write(data)
+                await self._writer.drain()
+            except (OSError, RuntimeError) as broken:
+                raise SandboxGone("The sandbox's stream broke.") from broken
+
+    async def receive(self) -> bytes:
+        """The next bytes of stdout, b"" at the end."""
+        async with self._reading:
+            while not self._ended:
+                data = await self._next()
+                if data:
+                    return data
+            return b""
+
+    async def drain(self) -> None:
+        """Read and drop all until the end, so that the engine can end a container whose stream is full."""
+        async with self._reading:
+            while not self._ended:
+                await self._next()
+
+    async def _next(self) -> bytes:
+        """The next piece of stdout, b"" for a piece of stderr and at the end."""
+        try:
+            if self._left == 0:
+                header = await self._reader.readexactly(8)
+                self._to_stderr = header[0] == _STDERR
+                self._left = int.from_bytes(header[4:8], "big")
+                return b""
+            data = await self._reader.read(min(self._left, CHUNK))
+        except (OSError, asyncio.IncompleteReadError):
+            data = b""
+        if not data:
+            self.abort()
+        self._left -= len(data)
+        if self._to_stderr:
+            self.log.feed(data)
+            return b""
+        return data
+
+    def abort(self) -> None:
+        """Close at once; a waiting `send` raises SandboxGone, `receive` gives b""."""
+        self._ended = True
+        self._writer.transport.abort()
+
+    async def close(self) -> None:
+        self.abort()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()

@@ -1,0 +1,107 @@
+"""What a sandbox may do on a Docker engine: one pure function from a spec to the engine's create request.
+
+Nothing else in the package decides about privileges. tests/integration/runtime asserts each line through `docker
+inspect`, and from inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from toolserver.runtime.base import Limits, SandboxSpec
+
+SANDBOX_UID = 10001
+WORKSPACE = "/workspace"
+OPEN_FILES = 1024
+MIB = 1 << 20
+
+
+@cache
+def seccomp_profile() -> str:
+    """Our allow-list in the engine's JSON form. The engine's default one still lets AF_VSOCK and io_uring through."""
+    return files("toolserver.runtime").joinpath("seccomp.json").read_text("utf-8")
+
+
+def tmp_mb(limits: Limits) -> int:
+    """Size of /tmp. Its pages count as memory, so it must leave room in the limit."""
+    return min(64, limits.memory_mb // 4)
+
+
+def shm_mb(limits: Limits) -> int:
+    """Size of /dev/shm, as `tmp_mb`."""
+    return min(64, max(1, limits.memory_mb // 8))
+
+
+def create_request(
+    spec: SandboxSpec, *, labels: Mapping[str, str], volume: str | None, private_cgroup: bool = True
+) -> dict[str, Any]:
+    """The body of the engine's `POST /containers/create`.
+
+    `volume` is the session's workspace, None when the spec wants none. `private_cgroup`: false for engines without
+    cgroup namespaces.
+    """
+    body: dict[str, Any] = {
+        "Image": spec.reference,
+        "User": f"{SANDBOX_UID}:{SANDBOX_UID}",
+        "Env": [f"{name}={value}" for name, value in sorted(spec.env.items())],
+        "Labels": dict(labels),
+        "Hostname": "sandbox",
+        "OpenStdin": True,
+        "StdinOnce": False,  # the stream can be attached again
+        "AttachStdin": True,
+        "AttachStdout": True,
+        "AttachStderr": True,
+        "Tty": False,
+        "NetworkDisabled": False,  # decided by NetworkMode alone
+        "Healthcheck": {"Test": ["NONE"]},
+        "StopSignal": "SIGKILL",
+        "HostConfig": _host_config(spec, volume, private_cgroup=private_cgroup),
+    }
+    if spec.command:
+        body["Entrypoint"], body["Cmd"] = list(spec.command), []
+    if volume is not None:
+        body["WorkingDir"] = WORKSPACE
+    return body
+
+
+def _host_config(spec: SandboxSpec, volume: str | None, *, private_cgroup: bool) -> dict[str, Any]:
+    limits = spec.limits
+    memory = limits.memory_mb * MIB
+    mounts = []
+    if volume is not None:
+        read_only = spec.workspace == "ro"
+        mounts = [{"Type": "volume", "Source": volume, "Target": WORKSPACE, "ReadOnly": read_only}]
+    return {
+        "NetworkMode": "bridge" if spec.network == "open" else "none",
+        "CapDrop": ["ALL"],
+        "CapAdd": [],
+        "Privileged": False,
+        "SecurityOpt": ["no-new-privileges", f"seccomp={seccomp_profile()}"],
+        "ReadonlyRootfs": True,
+        "Tmpfs": {"/tmp": f"rw,exec,nosuid,nodev,mode=1777,size={tmp_mb(limits)}m"},  # noqa: S108 - inside the sandbox
+        "ShmSize": shm_mb(limits) * MIB,
+        "Memory": memory,
+        "MemorySwap": memory,  # memory and swap together: no swap
+        "MemorySwappiness": 0,
+        "NanoCpus": int(limits.cpus * 1_000_000_000),
+        "PidsLimit": limits.pids,
+        "Ulimits": [
+            {"Name": "nofile", "Soft": OPEN_FILES, "Hard": OPEN_FILES},
+            {"Name": "core", "Soft": 0, "Hard": 0},
+            {"Name": "fsize", "Soft": limits.disk_mb * MIB, "Hard": limits.disk_mb * MIB},
+        ],
+        "IpcMode": "private",
+        "CgroupnsMode": "private" if private_cgroup else "",
+        "Init": False,  # the worker is PID 1 itself
+        "RestartPolicy": {"Name": "no"},
+        "LogConfig": {"Type": "none"},
+        "Mounts": mounts,
+        "Binds": [],
+        "Devices": [],
+        "PublishAllPorts": False,
+        "PortBindings": {},
+        "AutoRemove": False,  # how it ended is read before it goes
+    }

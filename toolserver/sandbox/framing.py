@@ -1,0 +1,51 @@
+"""Bytes of a sandbox's stdout to lines, with bounds. Standard library only; knows nothing of MCP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_LINE_BYTES = 8 << 20
+HEAD_BYTES = 512
+
+
+@dataclass(frozen=True)
+class Oversized:
+    """A line longer than the bound, of which only the head was kept."""
+
+    head: bytes
+
+
+class LineBuffer:
+    """Whole lines only: what has no newline yet is never given out. An oversized line is dropped as it comes, not stored."""
+
+    def __init__(self, max_line_bytes: int = MAX_LINE_BYTES) -> None:
+        self._max = max_line_bytes
+        self._parts: list[bytes] = []
+        self._length = 0
+        self._dropping: bytes | None = None  # the head of the line that is being dropped
+
+    def feed(self, data: bytes) -> list[bytes | Oversized]:
+        """The lines that `data` completes, in order, without their newline."""
+        if not self._parts and self._dropping is None and data.endswith(b"\n") and data.find(b"\n") == len(data) - 1:
+            return [data[:-1]] if len(data) <= self._max else [Oversized(data[:HEAD_BYTES])]  # the usual case
+        *ended, rest = data.split(b"\n")
+        lines: list[bytes | Oversized] = []
+        for piece in ended:
+            self._add(piece)
+            lines.append(self._take())
+        self._add(rest)
+        return lines
+
+    def _add(self, piece: bytes) -> None:
+        if self._dropping is not None or not piece:
+            return
+        self._parts.append(piece)
+        self._length += len(piece)
+        if self._length > self._max:
+            self._dropping = b"".join(self._parts)[:HEAD_BYTES]
+            self._parts, self._length = [], 0
+
+    def _take(self) -> bytes | Oversized:
+        line = Oversized(self._dropping) if self._dropping is not None else b"".join(self._parts)
+        self._parts, self._length, self._dropping = [], 0, None
+        return line

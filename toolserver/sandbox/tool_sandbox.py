@@ -1,0 +1,152 @@
+"""A sandbox as the rest of the server sees it: opened for use, called, cancelled, peeked into, ended.
+
+Images that announce the extension `toolcrib/worker` (docs/reference/sandbox-protocol.md) enforce deadlines themselves and
+tell what happened; any other MCP server works too, with the deadline kept from here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from toolserver.errors import RuntimeUnavailable, SandboxGone
+from toolserver.runtime.base import Sandbox, SandboxEnd
+from toolserver.sandbox.stdio_client import RpcError, StdioClient
+
+WORKER_EXTENSION = "toolcrib/worker"
+PROTOCOL_VERSION = "2025-11-25"
+STATELESS_VERSION = "2026-07-28"  # the era without `initialize`
+_CLIENT = {"name": "toolcrib-toolserver", "version": "1"}
+_MAX_PAGES = 100
+_SHORT_S = 5.0  # for what a worker answers at once
+
+
+class ToolSandbox:
+    """`has_worker`: it speaks the extension. `end`: how it ended, once it was closed. `close` must be called."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.client = StdioClient(sandbox)
+        self.has_worker = False
+        self.era = PROTOCOL_VERSION
+        self.end: SandboxEnd | None = None
+        self._foreign_calls: dict[str, int] = {}  # call id to request id, without the extension
+
+    @property
+    def alive(self) -> bool:
+        return self.client.alive
+
+    async def open(self, env: Mapping[str, str], expected_tools: frozenset[str], timeout_s: float) -> None:
+        """Make it ready for calls. Raises RuntimeUnavailable: it ended, hung, refused, or lacks a tool of the catalog."""
+        image = self.client.sandbox.spec.image
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._introduce(timeout_s)
+                if self.has_worker:
+                    limits = asdict(self.client.sandbox.spec.limits)
+                    bound = {name: limits[name] for name in ("memory_mb", "disk_mb")}
+                    await self.client.request("toolcrib/bind", {"env": dict(env), "limits": bound}, timeout_s)
+                offered = {str(tool.get("name")) for tool in await self.list_tools(timeout_s)}
+        except SandboxGone as problem:
+            raise RuntimeUnavailable(f"The sandbox of the image {image} ended before it was ready: {problem}.") from problem
+        except TimeoutError as problem:
+            raise RuntimeUnavailable(f"The sandbox of the image {image} was not ready within {timeout_s:g} s.") from problem
+        except RpcError as problem:
+            raise RuntimeUnavailable(f"The tool server in the image {image} refused to start: {problem.message}.") from problem
+        if missing := sorted(expected_tools - offered):
+            raise RuntimeUnavailable(
+                f"The image {image} lacks tools of the catalog: {', '.join(missing)}. Build it anew: toolserver images build."
+            )
+
+    async def _introduce(self, timeout_s: float) -> None:
+        hello = {"protocolVersion": PROTOCOL_VERSION, "capabilities": {}, "clientInfo": _CLIENT}
+        try:
+            welcome = await self.client.request("initialize", hello, timeout_s)
+        except RpcError:
+            # the first message decides the era: one that refuses `initialize` may know only the later one
+            self.era = STATELESS_VERSION
+            prefix = "io.modelcontextprotocol/"
+            self.client.meta = {
+                f"{prefix}protocolVersion": STATELESS_VERSION,
+                f"{prefix}clientInfo": _CLIENT,
+                f"{prefix}clientCapabilities": {},
+            }
+            welcome = await self.client.request("server/discover", {}, timeout_s)
+        else:
+            await self.client.notify("notifications/initialized", {})
+        capabilities = welcome.get("capabilities")
+        experimental = capabilities.get("experimental") if isinstance(capabilities, dict) else None
+        worker = experimental.get(WORKER_EXTENSION) if isinstance(experimental, dict) else None
+        self.has_worker = isinstance(worker, dict) and worker.get("version") == 1
+
+    async def list_tools(self, timeout_s: float) -> list[dict[str, Any]]:
+        """All pages. Raises as StdioClient.request."""
+        tools: list[dict[str, Any]] = []
+        cursor: str | None = None
+        for _ in range(_MAX_PAGES):
+            page = await self.client.request("tools/list", {"cursor": cursor} if cursor else {}, timeout_s)
+            listed = page.get("tools")
+            tools += [tool for tool in listed if isinstance(tool, dict)] if isinstance(listed, list) else []
+            following = page.get("nextCursor")
+            if not isinstance(following, str) or not following:
+                return tools
+            cursor = following
+        raise RpcError(0, f"the tool list has more than {_MAX_PAGES} pages")
+
+    async def call(
+        self, tool: str, arguments: dict[str, Any], *, call_id: str, deadline_s: float, max_text_bytes: int, grace_s: float
+    ) -> dict[str, Any]:
+        """The MCP result. Raises RpcError, SandboxGone, and TimeoutError when it did not end by deadline_s + grace_s."""
+        params: dict[str, Any] = {"name": tool, "arguments": arguments}
+        if self.has_worker:
+            told = {"call_id": call_id, "deadline_s": deadline_s, "max_text_bytes": max_text_bytes}
+            params["_meta"] = {"toolcrib/call": told}
+            return await self.client.request("tools/call", params, deadline_s + grace_s)
+        numbers = self._foreign_calls
+
+        def numbered(number: int) -> None:
+            numbers[call_id] = number
+
+        work = asyncio.ensure_future(self.client.request("tools/call", params, deadline_s + grace_s, numbered))
+        try:
+            done, _ = await asyncio.wait([work], timeout=deadline_s)
+            if not done:
+                await self.cancel(call_id, "the call outlived its deadline")
+                await asyncio.wait([work], timeout=grace_s)
+                raise TimeoutError
+            return work.result()
+        finally:
+            numbers.pop(call_id, None)
+            work.cancel()
+            await asyncio.wait([work])
+
+    async def cancel(self, call_id: str, reason: str) -> bool:
+        """Ask for the end of a call; whether it was known. Its answer still comes by `call`. Raises SandboxGone."""
+        if self.has_worker:
+            try:
+                found = await self.client.request("toolcrib/cancel", {"call_id": call_id}, _SHORT_S)
+            except (RpcError, TimeoutError):
+                return False
+            return found.get("found") is True
+        number = self._foreign_calls.get(call_id)
+        if number is None:
+            return False
+        await self.client.notify("notifications/cancelled", {"requestId": number, "reason": reason})
+        return True
+
+    async def peek(self, call_id: str) -> list[dict[str, Any]]:
+        """The call's output so far; none when it can't be told. Never raises."""
+        if self.has_worker:
+            with contextlib.suppress(RpcError, SandboxGone, TimeoutError):
+                seen = (await self.client.request("toolcrib/peek", {"call_id": call_id}, _SHORT_S)).get("content")
+                if isinstance(seen, list):
+                    return [block for block in seen if isinstance(block, dict)]
+        return []
+
+    async def close(self) -> SandboxEnd:
+        """Remove it; how it ended. Safe to call again."""
+        if self.end is None:
+            self.end = await self.client.close()
+        return self.end

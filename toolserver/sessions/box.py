@@ -1,0 +1,137 @@
+"""One image's place in a session: its sandbox is started once, replaced when it died, and ended with the session."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from toolserver.catalog.image import ToolImage
+from toolserver.errors import RuntimeUnavailable
+from toolserver.runtime.base import Limits, Network, SandboxEnd, SandboxRuntime, SandboxSpec
+from toolserver.sandbox.background import Background
+from toolserver.sandbox.tool_sandbox import ToolSandbox
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class BoxPlan:
+    """How its sandboxes are started."""
+
+    session_id: str
+    image: ToolImage
+    limits: Limits
+    network: Network
+    env: Mapping[str, str]
+    expected_tools: frozenset[str]
+    start_timeout_s: float
+
+
+class Box:
+    def __init__(
+        self,
+        plan: BoxPlan,
+        runtime: SandboxRuntime,
+        background: Background,
+        starts: asyncio.Semaphore,
+        counted: Callable[[], None],
+    ) -> None:
+        """`background` owns starts under way, `starts` bounds how many there are at a time, `counted` is told of each."""
+        self.plan = plan
+        self._runtime, self._background, self._starts, self._counted = runtime, background, starts, counted
+        self._live: ToolSandbox | None = None
+        self._start_task: asyncio.Task[ToolSandbox] | None = None
+        self._changing = asyncio.Lock()
+        self._lost: SandboxEnd | None = None  # an end that no call was told of yet
+        self._closed = False
+
+    @property
+    def live(self) -> ToolSandbox | None:
+        """The running sandbox, if there is one."""
+        return self._live if self._live is not None and self._live.alive else None
+
+    async def sandbox(self) -> ToolSandbox:
+        """The running sandbox; started or replaced when there is none. Raises RuntimeUnavailable.
+
+        One start serves all who wait, and goes on when one of them is cancelled.
+        """
+        if (live := self.live) is not None:
+            return live
+        if self._start_task is None or self._start_task.done():
+            self._start_task = self._background.spawn(self._renew(), f"start {self.plan.image.name} of {self.plan.session_id}")
+        return await asyncio.shield(self._start_task)
+
+    async def _renew(self) -> ToolSandbox:
+        async with self._changing:
+            if (live := self.live) is not None:
+                return live
+            if self._live is not None:
+                await self._remove(self._live)
+            if self._closed:
+                raise RuntimeUnavailable("The session is ending.")
+            self._live = await self._start()
+            return self._live
+
+    def take_loss(self) -> SandboxEnd | None:
+        """How the sandbox before this one ended, told once: the state in it is lost."""
+        lost, self._lost = self._lost, None
+        return lost
+
+    async def bury(self, dead: ToolSandbox) -> SandboxEnd:
+        """Remove a sandbox whose stream broke or that must go; how it ended. The next call gets a fresh one."""
+        async with self._changing:
+            if self._live is dead:
+                return await self._remove(dead)
+        return await dead.close()
+
+    async def close(self) -> None:
+        self._closed = True
+        async with self._changing:  # a start under way is waited for, and ended with what it started
+            if self._live is not None:
+                await self._remove(self._live)
+
+    async def _remove(self, sandbox: ToolSandbox) -> SandboxEnd:
+        end = await sandbox.close()
+        self._live, self._lost = None, end
+        fields = {
+            "session_id": self.plan.session_id,
+            "image": self.plan.image.name,
+            "cause": end.cause,
+            "exit_code": end.exit_code,
+            "garbage_lines": sandbox.client.garbage_lines,
+            **({"log_tail": end.log_tail[-2000:]} if end.log_tail and not self._closed else {}),
+        }
+        _log.info("sandbox_ended", extra={"fields": fields})
+        return end
+
+    async def _start(self) -> ToolSandbox:
+        plan = self.plan
+        spec = SandboxSpec(
+            sandbox_id=f"sbx_{secrets.token_hex(8)}",
+            session_id=plan.session_id,
+            image=plan.image.name,
+            reference=plan.image.reference,
+            command=plan.image.command,
+            limits=plan.limits,
+            workspace=plan.image.workspace,
+            network=plan.network,
+            env=plan.image.env,
+        )
+        async with self._starts:
+            try:
+                async with asyncio.timeout(plan.start_timeout_s * 2):
+                    started = ToolSandbox(await self._runtime.start(spec))
+            except TimeoutError as problem:
+                raise RuntimeUnavailable(f"A sandbox of the image {plan.image.name} did not start in time.") from problem
+            try:
+                await started.open(plan.env, plan.expected_tools, plan.start_timeout_s)
+            except BaseException:
+                end = await started.close()
+                tail = {"image": plan.image.name, "cause": end.cause, "log_tail": end.log_tail[-2000:]}
+                _log.warning("sandbox_start_failed", extra={"fields": tail})
+                raise
+        self._counted()
+        return started

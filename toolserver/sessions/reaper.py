@@ -1,0 +1,74 @@
+"""What is done again and again: ending sessions that are due, sweeping what is left over, forgetting what is old."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from toolserver.errors import RuntimeUnavailable, StoreUnavailable
+from toolserver.sessions.registry import Registry
+from toolserver.store import calls, sessions
+from toolserver.store.database import Database
+
+TICK_S = 0.5
+_SWEEP_RETRY_S = 5.0
+_CLEAN_UP_S = 10.0
+_PURGE_S = 600.0
+_DAY_S = 86_400.0
+_log = logging.getLogger(__name__)
+
+
+class Reaper:
+    def __init__(self, registry: Registry, database: Database) -> None:
+        self._registry, self._database = registry, database
+        self._next: dict[str, float] = {}
+        self.swept = False
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                await self.tick()
+            except Exception:  # the loop must outlive any single failure; it is logged and tried again
+                _log.exception("reaper_failed")
+            await asyncio.sleep(TICK_S)
+
+    async def tick(self) -> None:
+        now = self._registry.clock()
+        for session in self._registry.live():
+            if (cause := session.due(now)) is not None:
+                await self._registry.end(session, cause)
+        if not self.swept and self._is_time("sweep", now, _SWEEP_RETRY_S):
+            await self.sweep()
+        if self._is_time("clean up", now, _CLEAN_UP_S):
+            await self._registry.retry_clean_up()
+        if self._is_time("purge", now, _PURGE_S):
+            await self.purge()
+
+    def _is_time(self, what: str, now: float, every_s: float) -> bool:
+        due = now >= self._next.get(what, now)
+        if due:
+            self._next[what] = now + every_s
+        return due
+
+    async def sweep(self) -> None:
+        """Remove what an earlier process left. While the runtime is away it is tried again later."""
+        try:
+            count = await self._registry.runtime.sweep(self._registry.known_ids())
+        except RuntimeUnavailable as problem:
+            _log.warning("sweep_put_off", extra={"fields": {"problem": str(problem)}})
+            return
+        self.swept = True
+        if count:
+            _log.info("orphans_removed", extra={"fields": {"count": count}})
+
+    async def purge(self) -> None:
+        """Forget outcomes and tombstones past their time."""
+        settings, now = self._registry.settings, time.time()
+        old_calls = now - settings.call.keep_days * _DAY_S
+        old_sessions = now - settings.session.tombstone_days * _DAY_S
+        try:
+            await self._database.write(lambda c: (calls.purge(c, old_calls), sessions.purge(c, old_sessions)))
+        except StoreUnavailable as problem:
+            _log.warning("purge_put_off", extra={"fields": {"problem": str(problem)}})

@@ -1,0 +1,202 @@
+"""All sessions: made whole or not at all, found by their tenant only, and ended in order: sandboxes first, then files."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from toolserver.catalog.catalog import Catalog
+from toolserver.catalog.image import ToolImage
+from toolserver.errors import Code, RuntimeUnavailable, StoreUnavailable, ToolServerError
+from toolserver.runtime.base import Limits, SandboxRuntime
+from toolserver.sandbox.background import Background
+from toolserver.sessions.box import Box, BoxPlan
+from toolserver.sessions.session import Cause, Ending, Grant, Session
+from toolserver.settings import Settings
+from toolserver.store import sessions as rows
+from toolserver.store.database import Database
+
+_PARALLEL_STARTS = 4
+_log = logging.getLogger(__name__)
+
+
+class Registry:
+    def __init__(
+        self,
+        settings: Settings,
+        runtime: SandboxRuntime,
+        catalog: Catalog,
+        database: Database,
+        counted: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`counted` is told of each sandbox started; `clock` is monotonic."""
+        self.settings, self.runtime, self.catalog, self.clock = settings, runtime, catalog, clock
+        self.background = Background()
+        self._database, self._counted = database, counted
+        self._live: dict[str, Session] = {}
+        self._ending: dict[str, Session] = {}  # gone for clients, not yet cleaned up or not yet written down
+        self._creating: dict[str, str] = {}  # session id to tenant
+        self._starts = asyncio.Semaphore(_PARALLEL_STARTS)
+
+    def live(self) -> list[Session]:
+        return list(self._live.values())
+
+    def listing(self, tenant: str | None) -> list[Session]:
+        """The live sessions of a tenant, oldest first; None: of all."""
+        found = [s for s in self._live.values() if tenant is None or s.tenant == tenant]
+        return sorted(found, key=lambda session: session.created_at)
+
+    async def find(self, tenant: str | None, session_id: str) -> Session:
+        """A live session of that tenant (None: of any). Raises session_not_found, session_gone, StoreUnavailable."""
+        session = self._live.get(session_id) or self._ending.get(session_id)
+        if session is not None and tenant in (None, session.tenant):
+            session.check_live()
+            return session
+        if session is None and len(session_id) <= 64:
+            tombstone = await self._database.read(lambda connection: rows.tombstone(connection, session_id))
+            if tombstone is not None and tenant in (None, tombstone.tenant):
+                raise Ending(tombstone.cause, tombstone.ended_at).error(session_id)
+        raise ToolServerError(
+            Code.SESSION_NOT_FOUND, "There is no such session. Create one with POST /v1/sessions, or look at GET /v1/sessions."
+        )
+
+    async def create(self, tenant: str, grant: Grant) -> Session:
+        """A ready session. Raises quota_exceeded, no_capacity, RuntimeUnavailable, StoreUnavailable: then nothing is left of it."""
+        session_id = f"ses_{secrets.token_hex(12)}"
+        self._check_quota(tenant)
+        self._creating[session_id] = tenant
+        work = self.background.spawn(self._create(session_id, tenant, grant), f"create {session_id}")
+        return await asyncio.shield(work)  # begun is finished or undone, also when the client hangs up
+
+    def _check_quota(self, tenant: str) -> None:
+        limits = self.settings.session
+        tenants = [*(session.tenant for session in self._live.values()), *self._creating.values()]
+        if tenants.count(tenant) >= limits.max_sessions_per_tenant:
+            raise ToolServerError(
+                Code.QUOTA_EXCEEDED,
+                f"There are {limits.max_sessions_per_tenant} sessions already, the most that one tenant may have. Delete one first.",
+            )
+        if len(tenants) >= limits.max_sessions:
+            raise ToolServerError(
+                Code.NO_CAPACITY, f"The server holds {limits.max_sessions} sessions, its limit. Try again when some have ended."
+            )
+
+    async def _create(self, session_id: str, tenant: str, grant: Grant) -> Session:
+        images = [self.catalog.images[name] for name in grant.images]
+        boxes = {
+            image.name: Box(self._plan(session_id, image, grant), self.runtime, self.background, self._starts, self._counted)
+            for image in images
+        }
+        try:
+            try:
+                await self.runtime.create_workspace(session_id)
+                await _start_all([boxes[image.name] for image in images if image.start == "eager"])
+                session = self._session(session_id, tenant, grant, boxes)
+                created_at = session.created_at
+                await self._database.write(lambda connection: rows.begin(connection, session_id, tenant, created_at))
+            except BaseException:
+                await self._dismantle(session_id, boxes)
+                raise
+            self._live[session_id] = session
+        finally:
+            del self._creating[session_id]
+        _log.info("session_created", extra={"fields": {"session_id": session_id, "tenant": tenant}})
+        return session
+
+    def _session(self, session_id: str, tenant: str, grant: Grant, boxes: dict[str, Box]) -> Session:
+        now = self.clock()
+        return Session(session_id, tenant, grant, time.time(), now, boxes, self.clock, last_used=now)
+
+    def _plan(self, session_id: str, image: ToolImage, grant: Grant) -> BoxPlan:
+        return BoxPlan(
+            session_id=session_id,
+            image=image,
+            limits=_lower(grant.limits, image),
+            network="open" if grant.egress == "open" and image.network == "open" else "none",
+            env={**grant.env, **{name: secret.get_secret_value() for name, secret in image.secrets.items()}},
+            expected_tools=frozenset(tool.name for tool in image.tools),
+            start_timeout_s=self.settings.runtime.start_timeout_s,
+        )
+
+    async def end(self, session: Session, cause: Cause) -> asyncio.Task[None]:
+        """End a session: at once for its clients and its running calls. The task is done when nothing is left of it."""
+        if session.ending is None:
+            session.ending = Ending(cause, time.time())
+            self._live.pop(session.session_id, None)
+            self._ending[session.session_id] = session
+            for tell in list(session.watchers):
+                tell(session.ending)
+            _log.info("session_ended", extra={"fields": {"session_id": session.session_id, "cause": cause}})
+            await self._write_down(session)
+        return self.background.spawn(self._clean_up(session), f"end {session.session_id}")
+
+    async def _write_down(self, session: Session) -> bool:
+        ending = session.ending
+        if ending is None:
+            return False
+        try:
+            await self._database.write(lambda c: rows.end(c, session.session_id, ending.cause, ending.at))
+        except StoreUnavailable as problem:
+            # kept in `_ending`, so it is still answered with 410; the reaper tries again
+            _log.error("tombstone_not_written", extra={"fields": {"session_id": session.session_id, "problem": str(problem)}})
+            return False
+        return True
+
+    async def _clean_up(self, session: Session) -> None:
+        if session.session_id not in self._ending:
+            return
+        whole = await self._dismantle(session.session_id, session.boxes)
+        if whole and await self._write_down(session):
+            self._ending.pop(session.session_id, None)
+
+    async def _dismantle(self, session_id: str, boxes: Mapping[str, Box]) -> bool:
+        """Whether all of it is gone; if not, the sweep takes the rest."""
+        ends = await asyncio.gather(*(box.close() for box in boxes.values()), return_exceptions=True)
+        try:
+            await self.runtime.delete_workspace(session_id)
+        except RuntimeUnavailable as problem:
+            ends.append(problem)
+        problems = [end for end in ends if isinstance(end, BaseException)]
+        for problem in problems:
+            _log.error("session_not_cleaned_up", exc_info=problem, extra={"fields": {"session_id": session_id}})
+        return not problems
+
+    async def retry_clean_up(self) -> None:
+        """For the reaper: what could not be cleaned up or written down when its session ended."""
+        for session in list(self._ending.values()):
+            self.background.spawn(self._clean_up(session), f"end {session.session_id} again")
+
+    def known_ids(self) -> frozenset[str]:
+        """Sessions whose sandboxes and files a sweep must not touch."""
+        return frozenset((*self._live, *self._creating))
+
+    async def close(self, timeout_s: float) -> None:
+        """End all, and wait until nothing is left of them."""
+        ends: list[Any] = [await self.end(session, "shutdown") for session in self.live()]
+        if ends:
+            await asyncio.wait(ends, timeout=timeout_s)
+        await self.background.finish(timeout_s)
+
+
+async def _start_all(boxes: list[Box]) -> None:
+    """Start these side by side. Raises the first failure, when all have come to rest."""
+    results = await asyncio.gather(*(box.sandbox() for box in boxes), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+
+
+def _lower(asked: Limits, image: ToolImage) -> Limits:
+    """The session's limits, below them where the image has its own."""
+    own = image.limits
+    return Limits(
+        memory_mb=min(asked.memory_mb, own.memory_mb or asked.memory_mb),
+        cpus=min(asked.cpus, own.cpus or asked.cpus),
+        pids=min(asked.pids, own.pids or asked.pids),
+        disk_mb=min(asked.disk_mb, own.disk_mb or asked.disk_mb),
+    )

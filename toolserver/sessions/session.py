@@ -1,0 +1,116 @@
+"""A session: what it was granted, the sandboxes it has, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from toolserver.errors import Code, ToolServerError
+from toolserver.runtime.base import Limits, Network
+from toolserver.sessions.box import Box
+
+Cause = Literal["idle", "expired", "deleted", "oom", "node_lost", "shutdown"]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why and when (seconds since 1970) a session ended."""
+
+    cause: str
+    at: float
+
+    def error(self, session_id: str) -> ToolServerError:
+        when = iso_time(self.at)
+        why = _WHY.get(self.cause, f"it ended ({self.cause})")
+        message = f"The session {session_id} is gone since {when}: {why}. Create a new one with POST /v1/sessions."
+        return ToolServerError(Code.SESSION_GONE, message, extra={"cause": self.cause, "ended_at": when})
+
+
+_WHY = {
+    "idle": "it was not used for its idle_s",
+    "expired": "its ttl_s was over",
+    "deleted": "it was deleted",
+    "oom": "its sandbox ran out of memory",
+    "node_lost": "the server that held it stopped without warning",
+    "shutdown": "the server was shut down",
+}
+
+
+def iso_time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What a session may have and do, as it is in effect. Times in seconds."""
+
+    ttl_s: float
+    idle_s: float
+    images: tuple[str, ...]
+    limits: Limits
+    egress: Network
+    env: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Session:
+    """Lives in the registry, which alone ends it. `started` and `last_used` are monotonic, `created_at` is for people."""
+
+    session_id: str
+    tenant: str
+    grant: Grant
+    created_at: float
+    started: float
+    boxes: dict[str, Box]
+    clock: Callable[[], float]
+    last_used: float = 0.0
+    busy: int = 0
+    ending: Ending | None = None
+    watchers: set[Callable[[Ending], None]] = field(default_factory=set)  # told once, when it ends
+
+    @property
+    def images(self) -> Collection[str]:
+        return self.grant.images
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Use counts as activity from its beginning to its end."""
+        self.busy += 1
+        try:
+            yield
+        finally:
+            self.busy -= 1
+            self.last_used = self.clock()
+
+    def due(self, now: float) -> Cause | None:
+        """Why it is to end at `now`, if it is."""
+        if now - self.started >= self.grant.ttl_s:
+            return "expired"
+        if not self.busy and now - self.last_used >= self.grant.idle_s:
+            return "idle"
+        return None
+
+    def check_live(self) -> None:
+        """Raises session_gone."""
+        if self.ending is not None:
+            raise self.ending.error(self.session_id)
+
+    def as_json(self, isolation: dict[str, Any]) -> dict[str, Any]:
+        """The session as clients see it. The environment is not shown: it may hold secrets."""
+        limits = self.grant.limits
+        return {
+            "id": self.session_id,
+            "state": "ready" if self.ending is None else "ended",
+            "created_at": iso_time(self.created_at),
+            "expires_at": iso_time(self.created_at + self.grant.ttl_s),
+            "idle_s": self.grant.idle_s,
+            "images": list(self.grant.images),
+            "labels": dict(self.grant.labels),
+            "limits": {"memory_mb": limits.memory_mb, "cpus": limits.cpus, "pids": limits.pids, "disk_mb": limits.disk_mb},
+            "egress": {"mode": self.grant.egress, "allow": []},
+            "isolation": isolation,
+        }

@@ -1,0 +1,77 @@
+"""Calls: written down before their tool runs, and with their answer afterwards. (tenant, call_id) names one for good."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, bindparam, delete, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from toolserver.store.schema import calls
+
+
+NOT_HELD = frozenset({404, 422, 429, 503})  # answers that say that nothing ran: the name may be used again
+
+
+@dataclass(frozen=True)
+class CallRow:
+    """One call. `status` and `body` are None while it runs."""
+
+    tenant: str
+    call_id: str
+    session_id: str
+    tool: str
+    request_hash: str
+    trace_id: str
+    created_at: float
+    ended_at: float | None = None
+    status: int | None = None
+    body: bytes | None = None
+
+
+# built once: the hot path then only binds values
+_NEW = ("tenant", "call_id", "session_id", "tool", "request_hash", "trace_id", "created_at")
+_INSERT = {
+    dialect.__name__.rsplit(".", 1)[-1]: dialect.insert(calls)
+    .values({name: bindparam(name) for name in _NEW})
+    .on_conflict_do_nothing()
+    for dialect in (sqlite, postgresql)
+}
+_FIND = select(calls).where(calls.c.tenant == bindparam("t"), calls.c.call_id == bindparam("c"))
+_END = (
+    calls.update()
+    .where(calls.c.tenant == bindparam("t"), calls.c.call_id == bindparam("c"), calls.c.ended_at.is_(None))
+    .values(status=bindparam("status"), body=bindparam("body"), ended_at=bindparam("ended_at"))
+)
+
+
+def find(connection: Connection, tenant: str, call_id: str) -> CallRow | None:
+    row = connection.execute(_FIND, {"t": tenant, "c": call_id}).one_or_none()
+    return None if row is None else CallRow(*row)
+
+
+def begin(connection: Connection, row: CallRow) -> CallRow | None:
+    """Write a new call down. When one of that name may have run already, nothing is written and that one is the answer."""
+    values = {name: getattr(row, name) for name in _NEW}
+    insert = _INSERT[connection.dialect.name]
+    if connection.execute(insert, values).rowcount == 1:
+        return None
+    earlier = find(connection, row.tenant, row.call_id)
+    if earlier is None or earlier.status not in NOT_HELD:
+        return earlier
+    connection.execute(delete(calls).where(calls.c.tenant == row.tenant, calls.c.call_id == row.call_id))
+    connection.execute(insert, values)
+    return None
+
+
+def end(connection: Connection, tenant: str, call_id: str, status: int, body: bytes, ended_at: float) -> None:
+    """The first answer stays."""
+    connection.execute(_END, {"t": tenant, "c": call_id, "status": status, "body": body, "ended_at": ended_at})
+
+
+def running(connection: Connection) -> list[CallRow]:
+    return [CallRow(*row) for row in connection.execute(select(calls).where(calls.c.ended_at.is_(None)))]
+
+
+def purge(connection: Connection, before: float) -> int:
+    return connection.execute(delete(calls).where(calls.c.ended_at < before)).rowcount

@@ -1,0 +1,53 @@
+"""The tables, and the version of their shape. Types and statements that SQLite and PostgreSQL both know.
+
+Times are seconds since 1970, as floats; JSON is text.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Column, Float, Index, Integer, LargeBinary, MetaData, String, Table, Text
+
+SCHEMA_VERSION = 1
+
+metadata = MetaData()
+
+meta = Table("meta", metadata, Column("name", String(64), primary_key=True), Column("value", Text, nullable=False))
+
+keys = Table(
+    "keys",
+    metadata,
+    Column("key_id", String(64), primary_key=True),
+    Column("digest", String(64), nullable=False, unique=True),
+    Column("name", String(128), nullable=False),
+    Column("tenant", String(64), nullable=False),
+    Column("scopes", String(128), nullable=False),  # separated by spaces
+    Column("created_at", Float, nullable=False),
+    Column("revoked_at", Float),
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("session_id", String(64), primary_key=True),
+    Column("tenant", String(64), nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("ended_at", Float),  # NULL: live
+    Column("cause", String(32)),
+    Index("sessions_ended_at", "ended_at"),
+)
+
+calls = Table(
+    "calls",
+    metadata,
+    Column("tenant", String(64), primary_key=True),
+    Column("call_id", String(128), primary_key=True),  # the Idempotency-Key where there was one
+    Column("session_id", String(64), nullable=False),
+    Column("tool", String(128), nullable=False),
+    Column("request_hash", String(64), nullable=False),
+    Column("trace_id", String(32), nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("ended_at", Float),  # NULL: running
+    Column("status", Integer),
+    Column("body", LargeBinary),
+    Index("calls_ended_at", "ended_at"),
+)
