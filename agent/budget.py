@@ -37,7 +37,8 @@ def worst_case(loop: LoopSettings) -> Bound:
     attempts = loop.max_tasks * (1 + loop.max_revisions)
     actor = loop.max_steps + EXTRA_ACTOR_CALLS
     attempt = actor + ask + ask + loop.max_refinements * ask  # actor, critic, reflector, refiner
-    return Bound(ask + attempts * attempt + ask, attempts * loop.max_steps * loop.max_calls_per_step)
+    # the last step of an attempt offers no tool but subtask_submit
+    return Bound(ask + attempts * attempt + ask, attempts * (loop.max_steps - 1) * loop.max_calls_per_step)
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Cost:
 class Ledger:
     """Pure fold of the spending events. `by_key` has the cost of each key, for the cost of a task."""
 
-    total: Cost = Cost()
+    total: Cost = field(default_factory=Cost)
     seconds: float = 0.0
     by_key: dict[str, Cost] = field(default_factory=dict)
     _open: dict[str, Cost] = field(default_factory=dict)
@@ -178,7 +179,10 @@ class Budget:
         if allowed.tokens is not None:
             left = allowed.tokens - spent.tokens - prompt_tokens
             if left < least:
-                raise _exhausted("tokens", f"{spent.tokens} of {allowed.tokens} tokens are used and the next request needs {prompt_tokens + least}")
+                raise _exhausted(
+                    "tokens",
+                    f"{spent.tokens} of {allowed.tokens} tokens are used and the next request needs {prompt_tokens + least}",
+                )
             max_tokens = min(max_tokens, left)
         if allowed.usd is not None:
             left_usd, base = allowed.usd - spent.usd, price(prompt_tokens, 0)
@@ -187,7 +191,9 @@ class Budget:
                 per_token = (full - base) / max_tokens
                 max_tokens = int((left_usd - base) / per_token) if per_token > 0 else 0
                 if max_tokens < least:
-                    raise _exhausted("usd", f"${spent.usd:.4f} of ${allowed.usd:.4f} are spent and the next request does not fit")
+                    raise _exhausted(
+                        "usd", f"${spent.usd:.4f} of ${allowed.usd:.4f} are spent and the next request does not fit"
+                    )
         return Reservation(max_tokens, prompt_tokens + max_tokens, price(prompt_tokens, max_tokens))
 
     def reserve_tool_call(self) -> None:

@@ -81,7 +81,7 @@ def run(
     quiet: QuietOption = False,
 ) -> None:
     """Work towards GOAL and print the answer."""
-    from agent.bootstrap import composition, inputs
+    from agent.bootstrap import inputs
 
     budget = budget_of(max_usd, max_tokens, max_seconds, max_llm_calls, max_tool_calls)
 
@@ -90,6 +90,8 @@ def run(
             raise UsageProblem("The goal is empty: say what is to be achieved.")
         _need_model(settings)
         files = inputs.check(file or [])
+        from agent.bootstrap import composition
+
         bound, most = composition.limits(settings)
         _say(console, f"At most {most.llm_calls:,} model calls and {most.tool_calls:,} tool calls"
                       + ("." if most.llm_calls == bound.llm_calls else f" (without the budget {bound.llm_calls:,} and {bound.tool_calls:,})."))  # fmt: skip
@@ -119,12 +121,12 @@ def resume(
     quiet: QuietOption = False,
 ) -> None:
     """Go on with a run that was stopped, interrupted or killed. The run's own budget holds, but for the options given here."""
-    from agent.bootstrap import composition
-
     raised = budget_of(max_usd, max_tokens, max_seconds, max_llm_calls, max_tool_calls)
 
     def begin(settings: Settings, console: Console) -> _Work:
         _need_model(settings)
+        from agent.bootstrap import composition
+
         going_on = composition.with_budget_of_run(settings, run_id, raised)
         _say(console, f"Resuming with the budget {composition.describe_budget(going_on)}.")
         return lambda listener, interrupts: composition.resume(going_on, run_id, listener, interrupts)
@@ -138,7 +140,7 @@ def list_runs(runs_dir: RunsDirOption = None, config: ConfigOption = None, as_js
     """All runs, newest first."""
     from dataclasses import asdict
 
-    from agent.bootstrap.composition import open_store
+    from agent.bootstrap.places import open_store
     from agent.report.terminal import runs_table
 
     def body(settings: Settings) -> None:
@@ -162,7 +164,7 @@ def show(
     run_id: RunArgument, runs_dir: RunsDirOption = None, config: ConfigOption = None, as_json: JsonOption = False
 ) -> None:
     """A run's plan, steps, costs and answer."""
-    from agent.bootstrap.composition import folder_of, open_store
+    from agent.bootstrap.places import folder_of, open_store
     from agent.report import folder
     from agent.report.artifacts import manifest
     from agent.report.story import tell
@@ -191,7 +193,7 @@ def report(
     open_it: Annotated[bool, typer.Option("--open/--no-open", help="Show it in the browser.")] = False,
 ) -> None:
     """Make a run's HTML report again, from its journal and workspace, and print where it is."""
-    from agent.bootstrap.composition import folder_of, open_store
+    from agent.bootstrap.places import folder_of, open_store
     from agent.report import folder
 
     def body(settings: Settings) -> None:

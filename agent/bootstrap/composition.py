@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, closing, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from pydantic import ValidationError
 from agent.bootstrap import inputs
 from agent.bootstrap.embedded_toolserver import Address, EmbeddedToolServer
 from agent.bootstrap.interrupts import Interrupts
+from agent.bootstrap.places import folder_of, open_store
 from agent.budget import Allowances, Bound, worst_case
-from agent.errors import RunNotFound, UsageProblem
+from agent.errors import UsageProblem
 from agent.events import Event
 from agent.llm.model import ChatModel
 from agent.llm.openai_model import OpenAIModel
@@ -25,7 +26,6 @@ from agent.report import folder as run_folder
 from agent.settings import BudgetSettings, Settings
 from agent.store.base import Journal
 from agent.store.fold import fold
-from agent.store.sql_store import SqlStore
 from agent.tools.allowance import Unlimited
 from agent.tools.function_handler import FunctionHandler
 from agent.tools.workspace_store import WorkspaceStore
@@ -57,19 +57,6 @@ def limits(settings: Settings) -> tuple[Bound, Allowances]:
     """What a run with these settings can use at most: the bound of the loops, and the allowances after the budget."""
     bound = worst_case(settings.loop)
     return bound, Allowances.of(settings.budget, bound)
-
-
-@contextmanager
-def open_store(settings: Settings, *, create: bool = True) -> Iterator[SqlStore]:
-    """The store of `runs_dir`. Raises JournalBroken when it can't be used, RunNotFound when there is none to look into."""
-    file = settings.runs_dir.absolute() / "agent.db"
-    if not create and not file.exists():
-        raise RunNotFound(f"there are no runs in {file.parent}: name another place with --runs-dir or AGENT_RUNS_DIR")
-    store = SqlStore(f"sqlite:///{file}")
-    try:
-        yield store
-    finally:
-        store.close()
 
 
 def with_budget_of_run(settings: Settings, run_id: str, raised: dict[str, Any]) -> Settings:
@@ -105,10 +92,6 @@ def client_for(settings: Settings, address: Address, run_id: str) -> ToolServerC
     return ToolServerClient(
         address.url, address.api_key or None, connect_s=settings.toolserver.connect_s, trace_seed=run_id
     )
-
-
-def folder_of(settings: Settings, run_id: str) -> Path:
-    return settings.runs_dir.absolute() / run_id
 
 
 async def start(

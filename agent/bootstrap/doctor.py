@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.bootstrap.composition import address_of, client_for, open_store
+from agent.bootstrap.composition import address_of, client_for
 from agent.bootstrap.embedded_toolserver import Address
+from agent.bootstrap.places import open_store
 from agent.errors import AgentError, ModelRefused, Unreachable, UsageProblem
 from agent.llm.model import FailureKind, LLMFailure, Message, Request
 from agent.llm.openai_model import OpenAIModel

@@ -12,8 +12,10 @@ import contextlib
 import json
 import os
 import secrets
+import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -56,21 +58,34 @@ class EmbeddedToolServer:
     async def start(self) -> Address:
         """Start it and wait until it is ready. Raises Unreachable with the log's last lines; nothing is left running then."""
         self._folder.mkdir(parents=True, exist_ok=True)
+        await self._outlive_predecessor()
         ready_file = self._folder / "ready.json"
         ready_file.unlink(missing_ok=True)
         api_key = _key_in(self._folder / "key")
-        environment = {**os.environ, "TOOLSERVER_API_KEY": api_key, "TOOLSERVER_RUNTIME__NAME": self._runtime}
+        own = {"TOOLSERVER_API_KEY": api_key, "TOOLSERVER_RUNTIME__NAME": self._runtime}
+        environment = {**_without_model_keys(os.environ), **own}
         arguments = ("serve", "--host", "127.0.0.1", "--port", "0", "--state-dir", str(self._folder / "state"))
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command, *arguments, "--ready-file", str(ready_file), "--exit-with-parent",
                 stdin=asyncio.subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True,
             )  # fmt: skip
+        (self._folder / "pid").write_text(f"{self._process.pid} {_born(self._process.pid)}", "ascii")
         try:
             return Address(await self._ready(ready_file, self._process), api_key)
         except BaseException:
             await self.close()
             raise
+
+    async def _outlive_predecessor(self) -> None:
+        """After a crash the server of the run's last process may still be ending its sandboxes: wait for it, then end it."""
+        pid, born = _named_in(self._folder / "pid")
+        ends_at = time.monotonic() + _STOP_S
+        while born and _born(pid) == born:
+            if time.monotonic() > ends_at:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            await asyncio.sleep(_POLL_S)
 
     async def _ready(self, ready_file: Path, process: asyncio.subprocess.Process) -> str:
         try:
@@ -110,6 +125,29 @@ async def _ended(process: asyncio.subprocess.Process, timeout_s: float) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+def _without_model_keys(environment: Mapping[str, str]) -> dict[str, str]:
+    """What the server runs must not find the model's key, whatever sandbox it is in."""
+    return {name: value for name, value in environment.items() if not name.upper().startswith(("AGENT_", "OPENAI_"))}
+
+
+def _named_in(file: Path) -> tuple[int, str]:
+    """Process id and birth of the server that was started last; (0, "") when none was."""
+    try:
+        pid, _, born = file.read_text("ascii").partition(" ")
+        return int(pid), born
+    except (OSError, ValueError):
+        return 0, ""
+
+
+def _born(pid: int) -> str:
+    """When a living process was started, in the kernel's ticks: with it a process id names one process for good."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in {"Z", "X"} else fields[19]
 
 
 def _key_in(file: Path) -> str:

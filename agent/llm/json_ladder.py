@@ -66,7 +66,7 @@ def parse_json(text: str) -> JsonValue | JsonProblem:
     for _ in range(_MAX_ENCODINGS):
         if isinstance(parsed, JsonProblem):
             return parsed
-        if not (isinstance(parsed.value, str) and parsed.value.lstrip()[:1] in ("{", "[")):
+        if not (isinstance(parsed.value, str) and parsed.value.lstrip()[:1] in ("{", "[", '"')):
             break
         repairs.append("double-encoded")
         parsed = _parse_once(parsed.value, repairs)

@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 class Quirk(BaseModel):
     """A switch by name with what it needs. `turns` bounds it to the first turns of a conversation, `sends` to the first
-    sends of one request; None: always."""
+    sends of one request; None: always.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

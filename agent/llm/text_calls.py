@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from agent.llm.json_ladder import JsonProblem, parse_json
@@ -32,12 +32,24 @@ def find_calls(text: str, tool_names: Collection[str]) -> tuple[list[TextCall], 
     if not tool_names or not text or len(text) > _MAX_SCANNED:
         return [], text
     # Closed thoughts are not read, but keep their length, so that the places of what follows stay true.
-    visible = _THOUGHT.sub(lambda match: " " * len(match.group()), text)
+    thought_until = _after_last("</think>", text)
+    visible = _THOUGHT.sub(lambda match: " " * len(match.group()), text[:thought_until]) + text[thought_until:]
     for notation in _NOTATIONS:
         calls = list(notation(visible, tool_names))
         if calls:
             return calls, _without(text, calls)
     return [], text
+
+
+def _after_last(mark: str, text: str) -> int:
+    """Where the last `mark` ends, 0 without one."""
+    place = text.rfind(mark)
+    return 0 if place < 0 else place + len(mark)
+
+
+def _closed(pattern: re.Pattern[str], text: str, mark: str) -> Iterator[re.Match[str]]:
+    """Matches that end with `mark`. Without what follows the last one, no opening mark is searched to the end in vain."""
+    return pattern.finditer(text, 0, _after_last(mark, text))
 
 
 def _without(text: str, calls: list[TextCall]) -> str:
@@ -71,14 +83,14 @@ def _json_call(body: str, start: int, end: int, offered: Collection[str] | None)
 
 # Hermes, Qwen: <tool_call>{…}</tool_call>; also <function_call>, <tool_use>. A last one may lack its closing mark.
 _TAGGED = re.compile(
-    r"<(tool_call|function_call|tool_use|tools?)>\s*((?:```(?:json)?\s*)?[\[{].*?)\s*(?:</\1>|<\|im_end\|>|\Z)",
+    r"<(tool_call|function_call|tool_use|tools?)>\s*((?:```(?:json)?\s*)?[\[{].*?)(?:</\1>|<\|im_end\|>|\Z)",
     re.DOTALL,
 )
 
 
 def _tagged(text: str, _offered: Collection[str]) -> Iterator[TextCall]:
     for match in _TAGGED.finditer(text):
-        body = match.group(2)
+        body = match.group(2).strip()
         if body.startswith("```") and not body.endswith("```"):
             body += "\n```"
         yield from _json_call(body, match.start(), match.end(), None)
@@ -89,24 +101,25 @@ _FUNCTION = re.compile(r"(?:<tool_call>\s*)?<function=([\w.-]{1,128})>(.*?)</fun
 _PARAMETER = re.compile(r"<parameter=([\w.-]{1,128})>\n?(.*?)\n?</parameter>", re.DOTALL)
 # GLM: <tool_call>name\n<arg_key>key</arg_key>\n<arg_value>value</arg_value></tool_call>
 _GLM = re.compile(r"<tool_call>([\w.-]{1,128})\s*\n(\s*<arg_key>.*?)</tool_call>", re.DOTALL)
-_GLM_ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_GLM_ARGUMENT = re.compile(r"<arg_key>([^<]*)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 
 
 def _marked_up(text: str, _offered: Collection[str]) -> Iterator[TextCall]:
-    for match in _FUNCTION.finditer(text):
+    for match in _closed(_FUNCTION, text, "</function>"):
         body = match.group(2).strip()
-        pairs = _PARAMETER.findall(body)
+        pairs = [m.groups() for m in _closed(_PARAMETER, body, "</parameter>")]
         if pairs or not body:
             yield TextCall(match.group(1), _from_pairs(pairs), match.start(), match.end())
         elif isinstance(parsed := parse_json(body), JsonProblem) or not isinstance(parsed.value, dict):
             return
         else:
             yield TextCall(match.group(1), json.dumps(parsed.value, ensure_ascii=False), match.start(), match.end())
-    for match in _GLM.finditer(text):
-        yield TextCall(match.group(1), _from_pairs(_GLM_ARGUMENT.findall(match.group(2))), match.start(), match.end())
+    for match in _closed(_GLM, text, "</tool_call>"):
+        pairs = [m.groups() for m in _closed(_GLM_ARGUMENT, match.group(2), "</arg_value>")]
+        yield TextCall(match.group(1), _from_pairs(pairs), match.start(), match.end())
 
 
-def _from_pairs(pairs: list[tuple[str, str]]) -> str:
+def _from_pairs(pairs: Sequence[Sequence[str]]) -> str:
     """Values in mark-up carry no type: what is a JSON object, list, number, true, false or null is taken as that."""
     values: dict[str, object] = {}
     for key, value in pairs:
@@ -135,8 +148,8 @@ _KIMI = re.compile(
 def _special_tokens(text: str, _offered: Collection[str]) -> Iterator[TextCall]:
     for match in _PREFIXED.finditer(text):
         yield from _json_call(match.group(1), match.start(), match.end(), None)
-    for pattern in (_DEEPSEEK, _KIMI):
-        for match in pattern.finditer(text):
+    for pattern, mark in ((_DEEPSEEK, "<｜tool▁call▁end｜>"), (_KIMI, "<|tool_call_end|>")):
+        for match in _closed(pattern, text, mark):
             parsed = parse_json(match.group(2))
             if not isinstance(parsed, JsonProblem) and isinstance(parsed.value, dict):
                 arguments = json.dumps(parsed.value, ensure_ascii=False)
@@ -152,7 +165,7 @@ def _plain_json(text: str, offered: Collection[str]) -> Iterator[TextCall]:
     if whole[:1] in ("{", "["):
         yield from _json_call(whole, 0, len(text), offered)
         return
-    for match in _FENCED.finditer(text):
+    for match in _closed(_FENCED, text, "```"):
         yield from _json_call(match.group(1), match.start(), match.end(), offered)
 
 

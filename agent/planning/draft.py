@@ -12,13 +12,21 @@ _TEXTS = {"type": "array", "items": {"type": "string"}}
 _NAMED_TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
 
 FIELD_SCHEMAS: dict[str, Any] = {
-    "goal": {"type": "string", "minLength": 1, "description": "What is to be achieved, complete enough to work from alone"},
+    "goal": {
+        "type": "string",
+        "minLength": 1,
+        "description": "What is to be achieved, complete enough to work from alone",
+    },
     "acceptance": {**_TEXTS, "description": "Checkable criteria: when all hold, the task is done"},
     "depends_on": {**_TEXTS, "description": "Ids of tasks that must have succeeded before, such as t1"},
     "inputs": {**_NAMED_TEXTS, "description": 'Name to source: {"rows": "t1.rows"} takes the output rows of task t1'},
     "outputs": {**_NAMED_TEXTS, "description": "Name to description of each value that the task hands over"},
     "artifacts": {**_TEXTS, "description": "Paths of files that must exist in the workspace when the task is done"},
-    "failure_policy": {"type": "string", "enum": [p.value for p in FailurePolicy], "description": "If it fails; usually replan"},
+    "failure_policy": {
+        "type": "string",
+        "enum": [p.value for p in FailurePolicy],
+        "description": "If it fails; usually replan",
+    },
     "priority": {"type": "integer", "description": "Higher runs first among ready tasks; usually 0"},
 }
 

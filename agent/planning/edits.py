@@ -58,7 +58,7 @@ def _refusal(plan: Plan, operation: Operation, limits: PlanLimits, after_task: s
 
 
 def _refuse_target(plan: Plan, operation: Operation, after_task: str | None) -> str | None:
-    task_id = operation.get("task_id")
+    task_id = str(operation.get("task_id") or "")
     if task_id not in plan:
         return f"task_id must name a task of the plan: {', '.join(plan.nodes) or 'there is none'}."
     state = plan[task_id].state
@@ -104,6 +104,9 @@ def _refuse_delete(plan: Plan, operation: Operation) -> str | None:
     task_id = operation["task_id"]
     if plan[task_id].state is TaskState.SUCCESS:
         return f"{task_id} has succeeded: it stays."
+    parent = plan[task_id].parent
+    if parent is not None and plan[parent].state is TaskState.EXECUTING and len(plan.living_children(parent)) == 1:
+        return f"it is the last task below {parent}, which has begun: add another one to {parent} first."
     busy = [c.id for c in plan.living_children(task_id) if c.state is not TaskState.PENDING]
     return f"{', '.join(busy)} below it can't be deleted any more." if busy else None
 

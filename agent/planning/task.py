@@ -77,7 +77,7 @@ class TaskNode:
     output_values: dict[str, Any] = field(default_factory=dict)
     criticism: str = ""
     reflection: str = ""
-    cost: Cost = Cost()
+    cost: Cost = field(default_factory=Cost)
 
     def definition(self) -> dict[str, Any]:
         """The node without its progress, as JSON."""

@@ -8,6 +8,8 @@ from agent.planning.plan import Plan, PlanLimits, PlanRefused
 from agent.planning.task import TaskNode, TaskState
 
 _LEFT = frozenset({TaskState.CANCELLED})
+# what these depended on is history: a later edit may take it away
+_OVER = frozenset({TaskState.SUCCESS, TaskState.SKIPPED, TaskState.BLOCKED})
 
 
 def check(plan: Plan, limits: PlanLimits) -> Plan:
@@ -24,7 +26,11 @@ def check_first(plan: Plan, limits: PlanLimits) -> Plan:
     """The same for a plan that was just made, whose number of tasks is limited too."""
     count, low, high = len(plan), limits.min_first_tasks, limits.max_first_tasks
     if not low <= count <= high:
-        raise PlanRefused([f"A first plan has {low} to {high} tasks, this one has {count}: {'join' if count > high else 'divide'} some."])
+        raise PlanRefused(
+            [
+                f"A first plan has {low} to {high} tasks, this one has {count}: {'join' if count > high else 'divide'} some."
+            ]
+        )
     return check(plan, limits)
 
 
@@ -49,6 +55,8 @@ def _living(plan: Plan) -> Iterator[TaskNode]:
 
 def _references(plan: Plan) -> Iterator[str]:
     for node in _living(plan):
+        if node.state in _OVER:
+            continue
         for other in node.depends_on:
             if other == node.id:
                 yield f"{node.id} depends on itself: take that out of depends_on."
@@ -97,5 +105,5 @@ def _handed_over(plan: Plan) -> Iterator[str]:
         children = plan.living_children(node.id)
         made = {name for child in children for name in child.outputs}
         missing = [name for name in node.outputs if name not in made]
-        if children and missing:
+        if children and missing and node.state not in _OVER:
             yield f"{node.id} declares {', '.join(missing)} as output, but none of its tasks {', '.join(c.id for c in children)} does."

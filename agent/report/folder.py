@@ -45,6 +45,7 @@ def write(folder: Path, events: Iterable[Event]) -> dict[str, Any]:
 def write_report(folder: Path, events: Iterable[Event], target: Path) -> None:
     """Make the report again, at `target`."""
     story, workspace = tell(events), folder / WORKSPACE
+    target.parent.mkdir(parents=True, exist_ok=True)
     _replace(target, render(story, manifest(story, workspace), workspace))
 
 

@@ -24,6 +24,7 @@ from agent.report.pictures import Album, Picture
 from agent.report.plain_text import clipped, visible
 from agent.report.story import Spending, Story
 
+_INLINE = "pictures/"  # where the workspace keeps pictures that calls gave inline
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -77,7 +78,9 @@ def _offset(context: Context, at: float) -> str:
 
 
 def _gallery(files: Manifest, workspace: Path, album: Album) -> list[Picture]:
-    paths = [entry.path for entry in files.artifacts if not entry.input and entry.media_type.startswith("image/")]
+    """Pictures that were made as files; those that a call gave inline stand with the call."""
+    made = [entry.path for entry in files.artifacts if not entry.input and entry.media_type.startswith("image/")]
+    paths = [path for path in made if not path.startswith(_INLINE)]
     found = [album.from_workspace(workspace, path) for path in paths]
     return [picture for picture in found if picture is not None]
 

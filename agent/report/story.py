@@ -5,6 +5,7 @@ A pure fold over the journal, on top of agent.store.fold. A journal that ends ea
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ from agent.trajectory.keys import attempt_of
 from agent.trajectory.step import CallRecord
 
 TOOLS = "tools"  # the row of the cost table that stands for tool calls
+_ERROR_LINE = re.compile(r"[\w.]*(?:Error|Exception|Warning|Interrupt|Exit)\b(?::|$)")
 _BAD = {TaskState.FAILED, TaskState.BLOCKED, TaskState.CANCELLED}
 
 
@@ -190,7 +192,7 @@ def describe(event: Event) -> tuple[str, str]:
             outcome = data.get("outcome") or {}
             done = outcome.get("kind") == "done"
             reason = (
-                "" if done else f" ({outcome.get('code')}){_colon(_last_line(str(outcome.get('observation') or '')))}"
+                "" if done else f" ({outcome.get('code')}){_colon(_what_failed(str(outcome.get('observation') or '')))}"
             )
             return f"{outcome.get('tool')}: {outcome.get('kind')}{reason}", "good" if done else "bad"
         case _:
@@ -234,10 +236,11 @@ def _colon(text: Any) -> str:
     return f": {text}" if text else ""
 
 
-def _last_line(text: str) -> str:
-    """Where a traceback says what went wrong."""
-    lines = text.strip().splitlines()
-    return lines[-1].strip() if lines else ""
+def _what_failed(text: str) -> str:
+    """Where a traceback says what went wrong, else the first line."""
+    lines = [line.strip() for line in text.strip().splitlines()]
+    errors = [line for line in lines if _ERROR_LINE.match(line)]
+    return errors[-1] if errors else lines[0] if lines else ""
 
 
 def _because(data: dict[str, Any]) -> str:

@@ -25,7 +25,9 @@ from agent.trajectory.printable import clip
 from agent.trajectory.working_memory import plan_lessons, tool_lessons
 
 ROLE = "actor"
-LAST_STEP = "This is the last step of this task. Call subtask_submit now with what you have; say honestly if it is not all."
+LAST_STEP = (
+    "This is the last step of this task. Call subtask_submit now with what you have; say honestly if it is not all."
+)
 
 
 def request(

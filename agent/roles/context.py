@@ -48,7 +48,9 @@ def plan_outline(plan: Plan, room: Room) -> str:
         lines.append(f"{indent}- {node.id} [{node.state}] {clip(node.goal, room.line)}{needs}")
         if node.outputs:
             lines.append(f"{indent}  outputs: {', '.join(node.outputs)}")
-        if node.state not in {TaskState.PENDING, TaskState.EXECUTING} and (node.reflection or node.result or node.reason):
+        if node.state not in {TaskState.PENDING, TaskState.EXECUTING} and (
+            node.reflection or node.result or node.reason
+        ):
             lines.append(f"{indent}  came of it: {clip(node.reflection or node.result or node.reason, room.line)}")
     return "\n".join(lines) or "(no tasks yet)"
 
@@ -113,7 +115,9 @@ def files_text(files: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines) or "(none)"
 
 
-def submission_text(submission: Submission, room: Room) -> str:
+def submission_text(submission: Submission | None, room: Room) -> str:
+    if submission is None:
+        return "(nothing was handed in)"
     parts = [f"It says: {'success' if submission.success else 'no success'}."]
     if submission.reason:
         parts.append(f"Its reason: {clip(submission.reason, room.result)}")

@@ -16,15 +16,13 @@ from agent.store.fold import RunState
 from agent.trajectory.attempt import Attempt
 from agent.trajectory.keys import role_key
 from agent.trajectory.printable import clip
-from agent.trajectory.step import Judgement, Submission
+from agent.trajectory.step import Judgement
 
 ROLE = "critic"
 _STEPS_SHOWN = 8
 
 
-async def judge(
-    desk: Desk, state: RunState, node: TaskNode, attempt: Attempt, submission: Submission, files: Sequence[str]
-) -> Judgement:
+async def judge(desk: Desk, state: RunState, node: TaskNode, attempt: Attempt, files: Sequence[str]) -> Judgement:
     """`files` are paths that were written so far. Raises NoValidAnswer, and what the desk raises to end the run."""
 
     def build(room: Room) -> tuple[Message, ...]:
@@ -32,7 +30,7 @@ async def judge(
             "critic",
             goal=clip(state.goal, room.goal),
             task=task_text(node),
-            submission=submission_text(submission, room),
+            submission=submission_text(attempt.submission, room),
             files=", ".join(files[:50]) or "(none)",
             steps=steps_text(list(attempt.steps.values()), room, last=_STEPS_SHOWN),
         )

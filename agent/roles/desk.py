@@ -38,7 +38,12 @@ class Desk:
     """One run's way to its models. Feed every event of the run to `apply`, old ones first."""
 
     def __init__(
-        self, journal: Journal, budget: Budget, models: Callable[[str], ChatModel], settings: LLMSettings, corrections: int
+        self,
+        journal: Journal,
+        budget: Budget,
+        models: Callable[[str], ChatModel],
+        settings: LLMSettings,
+        corrections: int,
     ) -> None:
         self._journal, self._budget, self._models, self._settings = journal, budget, models, settings
         self._corrections = corrections
@@ -56,7 +61,7 @@ class Desk:
         settings = self._settings
         return Request(
             role, messages, tools, "required" if required else "auto", settings.max_tokens, settings.temperature
-        )  # fmt: skip
+        )
 
     def fits(self, request: Request) -> bool:
         """Whether the prompt, with room for a reply, is within the model's context by our estimate."""
@@ -80,7 +85,9 @@ class Desk:
     async def _ask_anew(self, key: str, request: Request) -> Reply:
         model = self._models(request.role)
         prompt = model.estimate_tokens(request)
-        reserved = self._budget.reserve_llm(prompt, self._room(prompt, request), lambda p, c: model.price_usd(Usage(p, c)))
+        reserved = self._budget.reserve_llm(
+            prompt, self._room(prompt, request), lambda p, c: model.price_usd(Usage(p, c))
+        )
         request = replace(request, max_tokens=reserved.max_tokens)
         place = {"key": key, "role": request.role, "model": model.name}
         digest = hashlib.sha256(canonical(asdict(request)).encode()).hexdigest()
@@ -90,13 +97,15 @@ class Desk:
         left = self._budget.seconds_left
         try:
             async with asyncio.timeout(left):
-                reply = await model.complete(request, deadline_s=min(self._settings.total_s, left or self._settings.total_s))
+                reply = await model.complete(
+                    request, deadline_s=min(self._settings.total_s, left or self._settings.total_s)
+                )
         except LLMFailure as failure:
             self._journal_failure(place, failure, begun, model)
             raise self._ending(failure) from failure
         except TimeoutError:
-            failure = LLMFailure(FailureKind.TIMEOUT, "the run's time was used up while the model answered")
-            self._journal_failure(place, failure, begun, model)
+            late = LLMFailure(FailureKind.TIMEOUT, "the run's time was used up while the model answered")
+            self._journal_failure(place, late, begun, model)
             raise self._budget.out_of_time() from None
         self._journal.append(
             EventKind.LLM_REPLIED,
@@ -145,7 +154,8 @@ class Desk:
         `accept` raises PlanRefused for an answer that has the right form and can't be taken. A prompt that does not fit the
         context is built again in a smaller room. Raises NoValidAnswer, and what `ask` raises to end the run.
         """
-        squeeze, correction, problem = 0, (), "it gave no answer"
+        squeeze, problem = 0, "it gave no answer"
+        correction: tuple[Message, ...] = ()
         for turn in range(1 + self._corrections):
             squeeze = self._squeeze(role, build, tool, squeeze)
             messages = (*build(Room.squeezed(squeeze)), *correction)

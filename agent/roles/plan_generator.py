@@ -34,7 +34,7 @@ async def generate(
         )
         user = render(
             "plan_generator", goal=clip(goal, room.goal), files=files_text(files), tools=tools_text(tools, room)
-        )  # fmt: skip
+        )
         return Message("system", system), Message("user", user)
 
     def accept(answer: dict[str, Any]) -> Plan:

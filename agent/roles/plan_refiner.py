@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from agent.llm.model import Message, ToolSpec
@@ -23,12 +24,22 @@ from agent.trajectory.working_memory import plan_lessons, tool_lessons
 ROLE = "plan_refiner"
 
 
+@dataclass(frozen=True)
+class Turn:
+    """Step `step` of at most `of` after an attempt at a task; `attempt` is 0 for a task that was split."""
+
+    task_id: str
+    attempt: int
+    step: int
+    of: int
+
+
 async def refine(
-    desk: Desk, state: RunState, task_id: str, step: int, tools: Sequence[ToolSpec], limits: PlanLimits, max_steps: int
+    desk: Desk, state: RunState, turn: Turn, tools: Sequence[ToolSpec], limits: PlanLimits
 ) -> tuple[list[dict[str, Any]], str]:
     """Operations that were checked against the plan, and the refiner's reason. Raises NoValidAnswer."""
-    node = state.plan[task_id]
-    attempt = state.attempt(task_id, node.attempt if state.plan.is_leaf(task_id) else 0)
+    task_id = turn.task_id
+    node, attempt = state.plan[task_id], state.attempt(task_id, turn.attempt)
 
     def build(room: Room) -> tuple[Message, ...]:
         system = render("plan_refiner_system", rule=RULE, width=str(limits.max_width), depth=str(limits.max_depth))
@@ -44,8 +55,8 @@ async def refine(
             earlier=_earlier(attempt, room),
             room=str(limits.max_tasks - len(state.plan)),
             next_id=state.plan.next_id(None),
-            step=str(step),
-            max_steps=str(max_steps),
+            step=str(turn.step),
+            max_steps=str(turn.of),
             tools=tools_text(tools, room),
         )
         return Message("system", system), Message("user", user)
@@ -55,7 +66,9 @@ async def refine(
         edit(state.plan, operations, limits, after_task=task_id)
         return operations, str(answer.get("reason") or "")
 
-    return await desk.ask_structured(role_key(task_id, attempt.n, "refiner", step), ROLE, build, REFINE_PLAN, accept)
+    return await desk.ask_structured(
+        role_key(task_id, attempt.n, "refiner", turn.step), ROLE, build, REFINE_PLAN, accept
+    )
 
 
 def _happened(node: TaskNode, attempt: Attempt, limits: PlanLimits, room: Room) -> str:
@@ -66,7 +79,9 @@ def _happened(node: TaskNode, attempt: Attempt, limits: PlanLimits, room: Room) 
         parts.append(f"It asks for a change of the plan: {clip(attempt.submission.plan_change, room.result)}")
     if node.state is TaskState.FAILED and attempt.n:
         left = limits.max_revisions - (node.attempt - 1)
-        parts.append(f"Revisions left for it: {left}." if left > 0 else "It has no revisions left: split or replace it.")
+        parts.append(
+            f"Revisions left for it: {left}." if left > 0 else "It has no revisions left: split or replace it."
+        )
     return "\n".join(parts)
 
 

@@ -15,26 +15,23 @@ from agent.store.fold import RunState
 from agent.trajectory.attempt import Attempt
 from agent.trajectory.keys import role_key
 from agent.trajectory.printable import clip
-from agent.trajectory.step import Judgement, Reflection, Submission
+from agent.trajectory.step import Reflection
 
 ROLE = "reflector"
 _STEPS_SHOWN = 10
 
 
-async def reflect(
-    desk: Desk, state: RunState, node: TaskNode, attempt: Attempt, submission: Submission, judgement: Judgement
-) -> Reflection:
+async def reflect(desk: Desk, state: RunState, node: TaskNode, attempt: Attempt) -> Reflection:
     """Raises NoValidAnswer, and what the desk raises to end the run."""
 
     def build(room: Room) -> tuple[Message, ...]:
-        verdict = "It passed." if judgement.passed else "It did not pass."
         user = render(
             "reflector",
             goal=clip(state.goal, room.goal),
             plan=plan_outline(state.plan, room),
             task=task_text(node),
-            submission=submission_text(submission, room),
-            verdict=f"{verdict} {clip(judgement.criticism, room.result)}".strip(),
+            submission=submission_text(attempt.submission, room),
+            verdict=_verdict(attempt, room.result),
             steps=steps_text(list(attempt.steps.values()), room, last=_STEPS_SHOWN),
         )
         return Message("system", render("reflector_system", rule=RULE)), Message("user", user)
@@ -45,7 +42,15 @@ async def reflect(
     return await desk.ask_structured(role_key(node.id, attempt.n, "reflector"), ROLE, build, SUBMIT_REFLECTION, accept)
 
 
-def without_model(submission: Submission, judgement: Judgement) -> Reflection:
+def _verdict(attempt: Attempt, limit: int) -> str:
+    if attempt.judgement is None:
+        return "It was not judged."
+    passed = "It passed." if attempt.judgement.passed else "It did not pass."
+    return f"{passed} {clip(attempt.judgement.criticism, limit)}".strip()
+
+
+def without_model(attempt: Attempt) -> Reflection:
     """What is known when the reflector gives no answer."""
-    told = submission.result or submission.reason or "nothing was handed in"
-    return Reflection(f"{clip(told, 600)}{f' Criticism: {clip(judgement.criticism, 600)}' if judgement.criticism else ''}")
+    submission = attempt.submission
+    told = (submission.result or submission.reason) if submission is not None else ""
+    return Reflection(f"{clip(told, 600) or 'Nothing was handed in.'} {_verdict(attempt, 600)}")

@@ -25,7 +25,10 @@ _OPERATION = _object(
     {
         "op": {"type": "string", "enum": ["split", "add", "modify", "delete", "exit"]},
         "task_id": {"type": "string", "description": "The task to split, modify or delete"},
-        "parent_id": {"type": "string", "description": "For add: the task that the new ones belong to; leave out for the top"},
+        "parent_id": {
+            "type": "string",
+            "description": "For add: the task that the new ones belong to; leave out for the top",
+        },
         "tasks": {"type": "array", "items": DRAFT_SCHEMA, "description": "For split and add"},
         "changes": {
             "type": "object",
@@ -49,7 +52,10 @@ SUBMIT_VERDICT = ToolSpec(
     _object(
         {
             "verdict": {"type": "string", "enum": ["pass", "fail"]},
-            "criticism": {"type": "string", "description": "What is missing or wrong and how to see it; empty when nothing is"},
+            "criticism": {
+                "type": "string",
+                "description": "What is missing or wrong and how to see it; empty when nothing is",
+            },
         },
         "verdict",
         "criticism",
@@ -76,7 +82,10 @@ SUBTASK_SUBMIT = ToolSpec(
     "End this task and hand in its result. Call it alone, when all else is done.",
     _object(
         {
-            "result": {"type": "string", "description": "What was done and found, with the figures and file paths that matter"},
+            "result": {
+                "type": "string",
+                "description": "What was done and found, with the figures and file paths that matter",
+            },
             "success": {"type": "boolean", "description": "True only when every acceptance criterion holds"},
             "outputs": {"type": "object", "description": "The declared outputs by name"},
             "reason": {"type": "string", "description": "Without success: why it could not be done"},

@@ -20,7 +20,9 @@ async def summarise(desk: Desk, state: RunState, *, turns: int, complete: bool) 
     """The answer for the person who set the goal. Raises NoValidAnswer, and what the desk raises to end the run."""
     squeeze, problem = 0, "it gave no text"
     for turn in range(turns):
-        while squeeze < MAX_SQUEEZE and not desk.fits(desk.request(ROLE, _messages(state, Room.squeezed(squeeze), complete))):
+        while squeeze < MAX_SQUEEZE and not desk.fits(
+            desk.request(ROLE, _messages(state, Room.squeezed(squeeze), complete))
+        ):
             squeeze += 1
         request = desk.request(ROLE, _messages(state, Room.squeezed(min(squeeze, MAX_SQUEEZE)), complete))
         try:

@@ -45,7 +45,9 @@ class Transcript:
             gone = kept[:-2]
             kept = [e.clipped(800) for e in kept[-2:]]
             if gone:
-                note = Message("user", f"({len(gone)} earlier exchanges no longer fit and are left out: {_names(gone)}.)")
+                note = Message(
+                    "user", f"({len(gone)} earlier exchanges no longer fit and are left out: {_names(gone)}.)"
+                )
         flat = [m for e in kept for m in (*((e.said,) if e.said else ()), *e.back)]
         return (note, *flat) if note else tuple(flat)
 

@@ -28,7 +28,7 @@ class RunState:
     goal: str = ""
     files: list[dict[str, Any]] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
-    bound: Bound = Bound(0, 0)
+    bound: Bound = field(default_factory=lambda: Bound(0, 0))
     version: str = ""
     state: str = "new"
     reason: str = ""
@@ -39,7 +39,7 @@ class RunState:
     ended_at: float | None = None
     resumes: int = 0
     seq: int = 0
-    plan: Plan = Plan()
+    plan: Plan = field(default_factory=Plan)
     attempts: dict[tuple[str, int], Attempt] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     notes: list[str] = field(default_factory=list)
@@ -69,7 +69,10 @@ class RunState:
         return [a for (owner, _), a in sorted(self.attempts.items(), key=lambda item: item[0][1]) if owner == task_id]
 
     def attempt(self, task_id: str, number: int) -> Attempt:
-        """Made on first use: the steps of an attempt can be read before it has any."""
+        """An empty one when nothing is known of it."""
+        return self.attempts.get((task_id, number)) or Attempt(task_id, number)
+
+    def _filled(self, task_id: str, number: int) -> Attempt:
         return self.attempts.setdefault((task_id, number), Attempt(task_id, number))
 
     def apply(self, event: Event) -> None:
@@ -119,9 +122,10 @@ class RunState:
             return
         reply, usage = data.get("reply") or {}, data.get("usage") or {}
         calls = tuple(
-            CallRecord(place.of_call(i), str(c["name"]), str(c["arguments"])) for i, c in enumerate(reply.get("tool_calls") or [])
+            CallRecord(place.of_call(i), str(c["name"]), str(c["arguments"]))
+            for i, c in enumerate(reply.get("tool_calls") or [])
         )
-        self.attempt(place.task_id, place.attempt).steps[data["key"]] = Step(
+        self._filled(place.task_id, place.attempt).steps[data["key"]] = Step(
             key=data["key"],
             task_id=place.task_id,
             attempt=place.attempt,
@@ -144,7 +148,7 @@ class RunState:
         place = StepKey.parse(data["key"])
         if place is None or place.call is None:
             return
-        steps = self.attempt(place.task_id, place.attempt).steps
+        steps = self._filled(place.task_id, place.attempt).steps
         step = steps.get(place.request)
         if step is None or place.call >= len(step.calls):
             return
@@ -166,8 +170,10 @@ class RunState:
         self.plan = apply_operations(self.plan, operations)
         place = data.get("after_task"), data.get("attempt")
         if place[0] is not None and place[1] is not None:
-            refinement = Refinement(int(data["step"]), operations, str(data.get("reason", "")), str(data.get("rejected", "")))
-            self.attempt(place[0], place[1]).refinements.append(refinement)
+            refinement = Refinement(
+                int(data["step"]), operations, str(data.get("reason", "")), str(data.get("rejected", ""))
+            )
+            self._filled(place[0], place[1]).refinements.append(refinement)
 
     def _apply_change(self, event: Event) -> None:
         data, after = event.data, TaskState(event.data["to"])
@@ -176,15 +182,15 @@ class RunState:
         number = int(data["attempt"])
         if after is TaskState.EXECUTING and number:
             self.plan = self.plan.update(data["task_id"], attempt=number)
-            self.attempt(data["task_id"], number).started_at = event.at
+            self._filled(data["task_id"], number).started_at = event.at
         elif after in {TaskState.SUCCESS, TaskState.FAILED}:
             if number:
-                self.attempt(data["task_id"], number).ended_at = event.at
+                self._filled(data["task_id"], number).ended_at = event.at
             self.plan = self.plan.update(data["task_id"], cost=self.cost_of(data["task_id"]))
 
     def _apply_ending(self, event: Event) -> None:
         data = event.data
-        attempt = self.attempt(data["task_id"], data["attempt"])
+        attempt = self._filled(data["task_id"], data["attempt"])
         if event.kind is EventKind.TASK_SUBMITTED:
             attempt.submission = Submission(
                 success=bool(data["success"]),
@@ -196,7 +202,9 @@ class RunState:
             )
             changes: dict[str, Any] = {"result": attempt.submission.result, "output_values": attempt.submission.outputs}
         elif event.kind is EventKind.TASK_JUDGED:
-            attempt.judgement = Judgement(data["verdict"] == "pass", str(data["criticism"]), str(data.get("by", "critic")))
+            attempt.judgement = Judgement(
+                data["verdict"] == "pass", str(data["criticism"]), str(data.get("by", "critic"))
+            )
             changes = {"criticism": attempt.judgement.criticism}
         else:
             attempt.reflection = Reflection(

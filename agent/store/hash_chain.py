@@ -32,23 +32,26 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def seal(run_id: str, seq: int, at: float, kind: EventKind, data: dict[str, Any], prev_hash: str) -> tuple[Event, str]:
+def seal(
+    run_id: str, seq: int, at: float, kind: EventKind, data: dict[str, Any], *, prev_hash: str
+) -> tuple[Event, str]:
     """The event and its data as canonical JSON. `data` is copied, as it will be read back."""
     text = canonical(data)
-    return Event(run_id, seq, at, kind, json.loads(text), prev_hash, _digest(run_id, seq, at, kind, text, prev_hash)), text
+    return Event(
+        run_id, seq, at, kind, json.loads(text), prev_hash, _digest([run_id, seq, at, str(kind)], text, prev_hash)
+    ), text
 
 
-def _digest(run_id: str, seq: int, at: float, kind: str, text: str, prev_hash: str) -> str:
-    head = canonical([run_id, seq, at, str(kind)])
-    return hashlib.sha256(f"{prev_hash}\n{head}\n{text}".encode()).hexdigest()
+def _digest(head: list[Any], text: str, prev_hash: str) -> str:
+    return hashlib.sha256(f"{prev_hash}\n{canonical(head)}\n{text}".encode()).hexdigest()
 
 
 def verified(events: Iterable[Event]) -> Iterator[Event]:
     """The events, each checked as it passes. Raises JournalBroken at the first that does not fit."""
-    expected, seq = GENESIS, 0
-    for event in events:
-        seq += 1
-        digest = _digest(event.run_id, event.seq, event.at, event.kind, canonical(event.data), event.prev_hash)
+    expected = GENESIS
+    for seq, event in enumerate(events, start=1):
+        head = [event.run_id, event.seq, event.at, str(event.kind)]
+        digest = _digest(head, canonical(event.data), event.prev_hash)
         if event.seq != seq or event.prev_hash != expected or event.hash != digest:
             raise JournalBroken(
                 f"the journal of run {event.run_id} was changed or is damaged at event {seq}: its hash chain does not fit. "

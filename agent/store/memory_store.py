@@ -31,7 +31,7 @@ class MemoryJournal:
         if self.closed:
             raise JournalBroken(f"run {self.run_id} was let go of: open it again")
         prev = self._events[-1].hash if self._events else GENESIS
-        event, _ = seal(self.run_id, len(self._events) + 1, self._clock(), kind, data, prev)
+        event, _ = seal(self.run_id, len(self._events) + 1, self._clock(), kind, data, prev_hash=prev)
         self._events.append(event)
         self._index(event)
         tell(self._listeners, event)
@@ -84,7 +84,14 @@ class MemoryStore:
 
     def runs(self) -> list[RunRow]:
         rows = [
-            RunRow(run_id, goal, _state(events), events[0].at if events else 0.0, events[-1].at if events else 0.0, len(events))
+            RunRow(
+                run_id,
+                goal,
+                _state(events),
+                events[0].at if events else 0.0,
+                events[-1].at if events else 0.0,
+                len(events),
+            )
             for run_id, (goal, events) in self._runs.items()
         ]
         return rows[::-1]

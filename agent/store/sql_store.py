@@ -46,7 +46,9 @@ class SqlStore:
         try:
             self._locks.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise JournalBroken(f"the run store {path} can't be written ({error.strerror}): choose another runs_dir") from error
+            raise JournalBroken(
+                f"the run store {path} can't be written ({error.strerror}): choose another runs_dir"
+            ) from error
         self._engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": BUSY_S, "check_same_thread": False})
         event.listen(self._engine, "connect", _on_connect)
         event.listen(self._engine, "begin", _on_begin)
@@ -70,7 +72,9 @@ class SqlStore:
         run_id = self._resolve(run_id)
         lock = RunLock(self._locks / run_id)
         if not lock.take(f"process {os.getpid()} on {socket.gethostname()}"):
-            raise JournalBroken(f"run {run_id} is being worked on by {lock.holder()}: wait for it, or end that process first")
+            raise JournalBroken(
+                f"run {run_id} is being worked on by {lock.holder()}: wait for it, or end that process first"
+            )
         try:
             journal = SqlJournal(run_id, self._engine, lock, self._mapped, self._clock)
         except BaseException:
@@ -82,7 +86,9 @@ class SqlStore:
     def runs(self) -> list[RunRow]:
         """A run that says running while no process holds it was killed: it shows as interrupted."""
         with self._mapped() as connection:
-            rows = connection.execute(select(run_table).order_by(run_table.c.created_at.desc(), run_table.c.run_id)).all()
+            rows = connection.execute(
+                select(run_table).order_by(run_table.c.created_at.desc(), run_table.c.run_id)
+            ).all()
         found = []
         for row in rows:
             killed = row.state == "running" and not is_held(self._locks / row.run_id)
@@ -146,7 +152,7 @@ class SqlJournal:
 
     def append(self, kind: EventKind, data: dict[str, Any]) -> Event:
         with self._turn:
-            fresh, text = seal(self.run_id, self._seq + 1, self._clock(), kind, data, self._last_hash)
+            fresh, text = seal(self.run_id, self._seq + 1, self._clock(), kind, data, prev_hash=self._last_hash)
             changes: dict[str, Any] = {"events": fresh.seq, "updated_at": fresh.at}
             if kind is EventKind.RUN_ENDED:
                 changes["state"] = fresh.data["state"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import pybreaker
 
@@ -151,7 +152,7 @@ class Breakers:
     def __init__(
         self, *, failures: int, reset_s: float, on_change: OnChange, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._new = lambda name: Breaker(name, failures=failures, reset_s=reset_s, on_change=on_change, clock=clock)
+        self._new = partial(Breaker, failures=failures, reset_s=reset_s, on_change=on_change, clock=clock)
         self.server = self._new("toolserver")
         self._tools: dict[str, Breaker] = {}
 

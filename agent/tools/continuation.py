@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from agent.settings import ToolServerSettings
 from agent.tools.retry_policy import Sleep
@@ -54,10 +55,8 @@ class Continuation:
 
     async def _stop(self, call_id: str, running: ToolServerAnswer) -> RemoteOutcome:
         """It may have ended by itself a moment before: its own record has the last word."""
-        try:
+        with suppress(ToolServerAnswer):  # over already, for example
             await self._client.cancel_call(call_id)
-        except ToolServerAnswer:
-            pass  # over already: see below
         try:
             return await self._client.get_call(call_id, wait_s=_STOP_WAIT_S)
         except ToolServerAnswer as answer:

@@ -57,7 +57,7 @@ class FunctionHandler:
     `session` are fields of `POST /v1/sessions` for the run's sessions, such as egress or limits.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - the six that every run has; they differ in kind
         self,
         client: ToolServerClient,
         journal: Journal,
@@ -74,6 +74,7 @@ class FunctionHandler:
     ) -> None:
         self._client, self._journal, self._settings, self._run_id = client, journal, settings, run_id
         self._allowance, self._permission, self._clock, self._sleep = allowance, permission, clock, sleep
+        self._seen_session: str | None = None
         sync = WorkspaceSync(client, workspace_store, self._note)
         self._catalog = ToolCatalog(client)
         self._keeper = SessionKeeper(client, journal, sync, session or {})
@@ -93,7 +94,8 @@ class FunctionHandler:
             tools = await self._tools()
         except ClientProblem as problem:
             if self._catalog.known is None:
-                raise Unreachable(self._settlement.advice_for(unreachable(problem))) from problem
+                advice = self._settlement.advice_for(unreachable(problem))
+                raise Unreachable(f"There is no list of tools: {problem.message} {advice}".strip()) from problem
             tools = self._catalog.known
         return tuple(tool for name, tool in tools.items() if not self._breakers.withheld(name))
 
@@ -131,17 +133,17 @@ class FunctionHandler:
         retries = self._retries()
         checked = await self._check(invocation, retries)
         if isinstance(checked, _Refusal):
-            return await self._settlement.outcome(invocation, call_id, checked.settled, names=checked.names)
+            return await self._end(invocation, call_id, checked.settled, names=checked.names)
         tool, arguments = checked
         try:
             permits = self._breakers.admit(tool.name)
         except BreakerOpen as closed:
-            return await self._settlement.outcome(invocation, call_id, breaker_open(closed))
+            return await self._end(invocation, call_id, breaker_open(closed))
         delivery = Delivery(call_id, tool.name, permits, arguments, deadline_s=self._settings.deadline_s)
         try:
             no_session = await self._deliverer.open_session(delivery, retries)
             if no_session is not None:
-                return await self._settlement.outcome(invocation, call_id, no_session)
+                return await self._end(invocation, call_id, no_session)
             self._intend(invocation.key, invocation, delivery, tool.effect)
             return await self._deliver(invocation, delivery, tool.effect, retries)
         finally:
@@ -180,9 +182,23 @@ class FunctionHandler:
         names: tuple[str, ...] = ()
         if settled.meaning.kind is OutcomeKind.UNKNOWN_TOOL:
             names = await self._names_anew()
-        return await self._settlement.outcome(
-            invocation, delivery.call_id, settled, names=names, session_lost=delivery.session_lost
-        )
+        return await self._end(invocation, delivery.call_id, settled, names=names, session_lost=delivery.session_lost)
+
+    async def _end(
+        self,
+        invocation: Invocation,
+        call_id: str,
+        settled: Settled,
+        *,
+        names: tuple[str, ...] = (),
+        session_lost: bool = False,
+    ) -> Outcome:
+        """A refused key, or another session than before, are signs of another server: its tools may differ."""
+        session_id = self._keeper.session_id
+        if settled.code == "unauthorized" or self._seen_session not in (None, session_id):
+            self._catalog.outdated()
+        self._seen_session = session_id or self._seen_session
+        return await self._settlement.outcome(invocation, call_id, settled, names=names, session_lost=session_lost)
 
     async def _check(self, invocation: Invocation, retries: StepRetries) -> tuple[ToolInfo, dict[str, Any]] | _Refusal:
         """Name, arguments, permission: all that can be known without sending the call."""

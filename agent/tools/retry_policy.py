@@ -11,7 +11,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 from agent.toolserver_client.errors import ClientProblem, ToolServerAnswer
 
 MAX_RETRY_AFTER_S = 30.0  # a server that asks for more is reported at once, with what it asked for
-_BACKOFF = wait_random_exponential(multiplier=0.5, max=8.0)  # full jitter: anything between 0 and the growing limit
+_BACKOFF = wait_random_exponential(multiplier=1.0, max=15.0)  # full jitter: anything between 0 and 1, 2, 4, ... s
 
 Sleep = Callable[[float], Awaitable[None]]
 

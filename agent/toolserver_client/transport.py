@@ -48,7 +48,7 @@ class Transport:
 
     def __init__(self, url: str, api_key: str | None, *, connect_s: float, chunk_s: float, trace_id: str) -> None:
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if parts.scheme not in ("http", "https") or not parts.hostname or not _has_port(url):
             raise UsageProblem(f"{url!r} is no address of a ToolServer; set AGENT_TOOLSERVER__URL to http://HOST:PORT.")
         self.url, self._trace_id = url.rstrip("/"), trace_id
         headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "toolcrib-agent"}
@@ -58,13 +58,17 @@ class Transport:
                     "The ToolServer's key may only hold visible ASCII; look at AGENT_TOOLSERVER__API_KEY."
                 )
             headers["Authorization"] = f"Bearer {api_key}"
+        local = parts.hostname in _LOOPBACK
         try:
             self._http = httpx.AsyncClient(
                 base_url=self.url,
                 headers=headers,
                 timeout=httpx.Timeout(chunk_s, connect=connect_s),
                 limits=httpx.Limits(max_connections=64, max_keepalive_connections=16, keepalive_expiry=4.0),
-                trust_env=parts.hostname not in _LOOPBACK,  # no proxy may come between us and loopback
+                trust_env=not local,  # no proxy may come between us and loopback
+                verify=not (
+                    local and parts.scheme == "http"
+                ),  # reading certificates takes 20 ms that nobody needs here
                 follow_redirects=False,
             )
         except httpx.InvalidURL as problem:
@@ -125,6 +129,14 @@ class Transport:
         """While the server waits for a tool no byte comes, so a read may last as long as the answer may."""
         usual = self._http.timeout
         return httpx.Timeout(connect=usual.connect, pool=usual.pool, write=usual.write, read=within_s)
+
+
+def _has_port(url: str) -> bool:
+    """Whether the port, if one is named, can be one."""
+    try:
+        return urlsplit(url).port != 0
+    except ValueError:
+        return False
 
 
 async def _whole(response: httpx.Response) -> Answer:

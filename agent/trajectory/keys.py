@@ -15,7 +15,9 @@ from dataclasses import dataclass
 PLAN = "plan/generator"
 ANSWER = "answer/summariser"
 
-_STEP = re.compile(r"(?P<task>t[0-9.]+)/a(?P<attempt>\d+)/actor/s(?P<step>\d+)(?:/r(?P<again>\d+))?(?:/c(?P<call>\d+))?")
+_STEP = re.compile(
+    r"(?P<task>t[0-9.]+)/a(?P<attempt>\d+)/actor/s(?P<step>\d+)(?:/r(?P<again>\d+))?(?:/c(?P<call>\d+))?"
+)
 _TASK = re.compile(r"(?P<task>t[0-9.]+)/a(?P<attempt>\d+)/")
 
 
@@ -36,7 +38,11 @@ class StepKey:
             return None
         call = found["call"]
         return cls(
-            found["task"], int(found["attempt"]), int(found["step"]), int(found["again"] or 0), None if call is None else int(call)
+            found["task"],
+            int(found["attempt"]),
+            int(found["step"]),
+            int(found["again"] or 0),
+            None if call is None else int(call),
         )
 
     @property

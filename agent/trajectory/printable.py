@@ -23,4 +23,6 @@ def clip(text: str, limit: int) -> str:
         return text
     head = limit * 2 // 3
     tail = limit - head
-    return f"{text[:head]}\n[... {len(text) - limit} characters left out ...]\n{text[len(text) - tail :] if tail else ''}"
+    return (
+        f"{text[:head]}\n[... {len(text) - limit} characters left out ...]\n{text[len(text) - tail :] if tail else ''}"
+    )

@@ -55,7 +55,7 @@ class Calls:
     def start(self, request_id: Any, params: dict[str, Any]) -> None:
         """Raises ProtocolError when it is no call of one of the tools; else its answer will be sent."""
         name, arguments = params.get("name"), params.get("arguments", {})
-        if name not in self._names:
+        if not isinstance(name, str) or name not in self._names:
             raise mcp.ProtocolError(mcp.INVALID_PARAMS, f"Unknown tool: {str(name)[:100]}")
         if not isinstance(arguments, dict):
             raise mcp.ProtocolError(mcp.INVALID_PARAMS, "arguments must be an object")
@@ -67,7 +67,7 @@ class Calls:
             raise mcp.ProtocolError(mcp.INVALID_REQUEST, f"a call {call_id[:128]} is running already")
         deadline_s = _positive(about.get("deadline_s"), DEFAULT_DEADLINE_S)
         text_bytes = int(_positive(about.get("max_text_bytes"), DEFAULT_TEXT_BYTES))
-        call = _Call(request_id, str(name), arguments, deadline_s, text_bytes)
+        call = _Call(request_id, name, arguments, deadline_s, text_bytes)
         self._running[call_id] = call
         call.task = asyncio.create_task(self._run(call), name=call_id)
         call.task.add_done_callback(lambda _: self._running.pop(call_id, None))

@@ -104,7 +104,10 @@ def _plausible(sample: bytes, name: str) -> float:
     if len(foreign) < 2:
         return 0.0
     if name in ("cp1251", "koi8-r"):
-        return sum("а" <= char <= "я" for char in foreign) / len(foreign)
+        together = sum(
+            len(run) for run in re.findall(r"[^\x00-\x7f]{3,}", text or "")
+        )  # western letters come one by one
+        return sum("а" <= char <= "я" for char in foreign) / len(foreign) if together > 0.7 * len(foreign) else 0.0
     if name in ("cp932", "euc_jp"):
         kana = sum("\u3041" <= char <= "\u30fc" for char in foreign)
         common = sum("\u3000" <= char <= "\u30fc" or "\u4e00" <= char <= "\u9fff" for char in foreign)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 MEMORY_BYTES = 448 << 20  # of address space; below what the image gets
+MAX_HTML_CHARS = 2 << 20  # of densely marked up HTML, which takes a few seconds a million
 _HTML = ("text/html", "application/xhtml+xml")
 _VAGUE = ("", "application/octet-stream", "binary/octet-stream", "application/x-download", "unknown/unknown")
 _TEXT = (
@@ -38,7 +39,8 @@ def convert(job: dict[str, Any], body: bytes) -> dict[str, Any]:
         return {"kind": kind, "title": "", "text": text, "encoding": encoding}
     from sandbox_images.web import page  # noqa: PLC0415 - a slow import that only pages need
 
-    return {"kind": kind, "encoding": encoding, **page.convert(text, job["url"], job["format"])}
+    read = page.convert(text[:MAX_HTML_CHARS], job["url"], job["format"])
+    return {"kind": kind, "encoding": encoding, "shortened": len(text) > MAX_HTML_CHARS, **read}
 
 
 def _kind(content_type: str, header_charset: str | None, body: bytes) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from sandbox_images.web.fetch import Page
 from sandbox_images.web.outcome import failed
 
-CONVERT_TIMEOUT_S = 40.0
+CONVERT_TIMEOUT_S = 60.0
 _SCRIPT = Path(__file__).with_name("convert.py")
 
 

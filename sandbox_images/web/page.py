@@ -6,25 +6,14 @@ import re
 from typing import Any
 from urllib.parse import urljoin
 
-from bs4 import BeautifulSoup, Comment, Tag
+from bs4 import BeautifulSoup, Tag
+from bs4.element import CData, PreformattedString
 from markdownify import ATX, MarkdownConverter
 
 _NO_TEXT = (
-    "script",
-    "style",
-    "noscript",
-    "template",
-    "svg",
-    "iframe",
-    "object",
-    "embed",
-    "canvas",
-    "select",
-    "button",
-    "input",
-    "textarea",
-    "dialog",
-)
+    "head", "title", "script", "style", "noscript", "template", "svg", "iframe", "object", "embed", "canvas", "select", "button", "input",
+    "textarea", "dialog",
+)  # fmt: skip
 _AROUND = ("nav", "header", "footer", "aside", "form")
 _AROUND_ROLES = ("navigation", "banner", "contentinfo", "complementary", "search", "menu")
 _BLOCKS = (
@@ -54,8 +43,10 @@ def convert(html: str, base_url: str, style: str) -> dict[str, Any]:
         base_url = urljoin(base_url, str(base["href"]))
     for useless in soup(list(_NO_TEXT)):
         useless.decompose()
-    for comment in soup.find_all(string=lambda text: isinstance(text, Comment)):
-        comment.extract()
+    for aside in soup.find_all(
+        string=lambda text: isinstance(text, PreformattedString) and not isinstance(text, CData)
+    ):
+        aside.extract()  # comments, the doctype, an XML declaration
     content = _main_content(soup)
     if style == "text":
         return {"title": title, "text": _plain(content)}

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+import traceback
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,13 @@ class Server:
             self._dispatch(message)
         except mcp.ProtocolError as problem:
             self.send(mcp.error(request_id, problem))
+        except Exception:  # the outermost boundary of a request: one that is odd must not end the others
+            traceback.print_exc(file=sys.stderr)
+            self.send(
+                mcp.error(
+                    request_id, mcp.ProtocolError(mcp.INTERNAL_ERROR, "the web tool itself broke on this request")
+                )
+            )
 
     async def close(self) -> None:
         await self._calls.close()

@@ -11,6 +11,7 @@ from sandbox_images.web.outcome import denied, invalid
 MAX_URL_CHARS = 8_192
 _PORTS = {"http": 80, "https": 443}
 _KEPT = "%/:@!$&'()*+,;=~-._?[]"
+_NUMBER_WITH_DOT = re.compile(r"(^|\.)(0x[0-9a-f]*|[0-9]+)\.$")
 _BAD = re.compile(r"[\x00-\x20\x7f\\]")
 
 
@@ -80,6 +81,8 @@ def _ascii_host(host: str, pointer: str) -> str:
         except (idna.IDNAError, UnicodeError) as problem:
             raise invalid(pointer, f"the host is no valid name: {problem}") from problem
     host = host.lower()
+    if _NUMBER_WITH_DOT.search(host):  # an address, as browsers read it; a resolver would take it for a name
+        host = host[:-1]
     if len(host) > 253 or not re.fullmatch(r"[a-z0-9._:-]+", host):
         raise invalid(pointer, "the host is no valid name or address")
     return host

@@ -39,6 +39,7 @@ class Document:
     title: str
     text: str | None
     details: dict[str, Any] = field(default_factory=dict)
+    cut: bool = False
 
 
 def wanted(arguments: dict[str, Any]) -> Wanted:
@@ -87,7 +88,14 @@ class WebFetch:
         known = page.declared_bytes if binary or (page.cut and page.declared_bytes) else size
         details = {"kind": read["kind"], "bytes": known, "encoding": read.get("encoding")}
         details.update({name: read[name] for name in ("pages", "pages_read") if name in read})
-        document = Document(page, style, read.get("title", ""), read.get("text"), details)
+        document = Document(
+            page,
+            style,
+            read.get("title", ""),
+            read.get("text"),
+            details,
+            cut=not binary and (page.cut or read.get("shortened", False)),
+        )
         if page.status >= 400:
             raise _http_error(document)
         if page.cut and read["kind"] == "pdf":
@@ -119,7 +127,7 @@ def _structured(document: Document) -> dict[str, Any]:
         "content_type": page.content_type,
         "title": document.title,
         "format": document.style,
-        "cut": page.cut and document.text is not None,
+        "cut": document.cut,
         **document.details,
     }
 
@@ -162,7 +170,7 @@ def _ending(document: Document, asked: Wanted, end: int, total: int) -> str:
         notes.append("The page has no text.")
     if end < total:
         notes.append(f"Characters {asked.start} to {end} of {total}. To go on, call again with start={end}.")
-    if document.page.cut:
+    if document.cut:
         notes.append("The page is longer than what is read at most; its end is missing.")
     pages, read = document.details.get("pages"), document.details.get("pages_read")
     if pages is not None and read is not None and read < pages:

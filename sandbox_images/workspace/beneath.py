@@ -70,7 +70,9 @@ def explain(problem: OSError, path: str) -> ProtocolError:
     """What an OSError of the file system means to the caller."""
     shown = _short(path)
     if problem.errno in (errno.EXDEV, errno.ELOOP):
-        return refused("invalid_path", f"{shown} leads out of the workspace, or round in circles, through a symbolic link.")
+        return refused(
+            "invalid_path", f"{shown} leads out of the workspace, or round in circles, through a symbolic link."
+        )
     if problem.errno == errno.ENOENT:
         return refused("not_found", f"There is no {shown} in the workspace.")
     if problem.errno == errno.ENOTDIR:
@@ -89,9 +91,10 @@ def explain(problem: OSError, path: str) -> ProtocolError:
 class Workspace:
     """The file tree below one folder. Methods take clean paths and raise OSError, or ProtocolError where they say so."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, fd: int | None = None) -> None:
+        """`fd`: a handle of the folder, when it is open already."""
         self.root = root
-        self.fd = os.open(root, FOLDER)
+        self.fd = os.open(root, FOLDER) if fd is None else fd
         self._openat2 = True
 
     def open(self, path: str, flags: int, mode: int = NEW_FILE_MODE) -> int:
@@ -106,7 +109,9 @@ class Workspace:
             number = ctypes.get_errno()
             if number in (errno.ENOSYS, errno.EPERM) and not self._probe():
                 self._openat2 = False
-            elif number != errno.EXDEV:  # EXDEV: perhaps an absolute link into the workspace, which the walk understands
+            elif (
+                number != errno.EXDEV
+            ):  # EXDEV: perhaps an absolute link into the workspace, which the walk understands
                 raise OSError(number, os.strerror(number), path)
         return self._walk(path, flags, mode)
 
@@ -220,7 +225,9 @@ class Workspace:
                 with self.folder(step):
                     pass
             except NotADirectoryError:
-                raise refused("invalid_path", f"{_short(step)} is not a folder, so nothing can be put below it.") from None
+                raise refused(
+                    "invalid_path", f"{_short(step)} is not a folder, so nothing can be put below it."
+                ) from None
             except OSError as problem:
                 raise explain(problem, step) from problem
             done = step
@@ -230,4 +237,6 @@ class Workspace:
         folder, name = split(path)
         self.make_folders(folder)
         with self.folder(folder) as fd:
-            return os.open(name, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, NEW_FILE_MODE, dir_fd=fd)
+            return os.open(
+                name, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, NEW_FILE_MODE, dir_fd=fd
+            )

@@ -23,7 +23,19 @@ REFUSAL_ENDS = {"not_found": "failed", "exists": "failed", "too_large": "disk_fu
 class Ending:
     """How a call came out. `message` is needed for every end but `done`; `content` follows the text of the streams."""
 
-    __slots__ = ("content", "end", "errors", "exit_code", "message", "notes", "signal", "state", "structured", "truncated", "usage")
+    __slots__ = (
+        "content",
+        "end",
+        "errors",
+        "exit_code",
+        "message",
+        "notes",
+        "signal",
+        "state",
+        "structured",
+        "truncated",
+        "usage",
+    )
 
     def __init__(
         self,
@@ -51,7 +63,9 @@ class ToolFailure(Exception):  # noqa: N818 - a value on its way to the caller
 
     def __init__(self, message: str, end: str = "failed", pointer: str | None = None) -> None:
         super().__init__(message)
-        self.ending = Ending(end, message, errors=None if pointer is None else [{"pointer": pointer, "message": message}])
+        self.ending = Ending(
+            end, message, errors=None if pointer is None else [{"pointer": pointer, "message": message}]
+        )
 
 
 def refusal(problem: ProtocolError, pointer: str = "/path") -> Ending:
@@ -67,7 +81,9 @@ class Call:
     __slots__ = ("arguments", "artifacts", "before", "call_id", "deadline_s", "displays", "ended", "max_text", "muted", "oom_before",
                  "output", "request_id", "started", "stop", "timer", "tool", "writes")  # fmt: skip
 
-    def __init__(self, request_id: Any, tool: str, arguments: dict[str, Any], meta: dict[str, Any], *, writes: bool) -> None:
+    def __init__(
+        self, request_id: Any, tool: str, arguments: dict[str, Any], meta: dict[str, Any], *, writes: bool
+    ) -> None:
         self.request_id, self.tool, self.arguments, self.writes = request_id, tool, arguments, writes
         call_id, deadline, text = meta.get("call_id"), meta.get("deadline_s"), meta.get("max_text_bytes")
         self.call_id = call_id if isinstance(call_id, str) and call_id else os.urandom(8).hex()
@@ -91,7 +107,9 @@ Handler = Callable[[Call], Generator[None, None, Ending] | None]
 class Calls:
     """All calls under way. A handler is a generator that returns the Ending, or starts something that calls `finish` later."""
 
-    def __init__(self, loop: Loop, quota: Quota, artifacts: Artifacts, answer: Callable[[Any, dict[str, Any]], None]) -> None:
+    def __init__(
+        self, loop: Loop, quota: Quota, artifacts: Artifacts, answer: Callable[[Any, dict[str, Any]], None]
+    ) -> None:
         self.loop, self.quota, self.artifacts, self._answer = loop, quota, artifacts, answer
         self._by_call: dict[str, Call] = {}
         self._by_request: dict[Any, Call] = {}
@@ -174,18 +192,26 @@ class Calls:
         structured = ending.structured
         if call.output is not None:
             content, streams, truncated = output_blocks(call.output)
+            if call.tool == "python_execute":
+                streams["result"] = call.output.texts()[0]["result"] or None
             structured = {**streams, **(structured or {})}
             if call.output.spool.path and truncated:
                 call.artifacts.append(
                     {"path": call.output.spool.path, "bytes": call.output.spool.bytes, "media_type": "text/plain"}
                 )
                 if call.output.spool.incomplete:
-                    ending.notes.append(f"The output was too long to keep: {call.output.spool.path} holds only its first part.")
+                    ending.notes.append(
+                        f"The output was too long to keep: {call.output.spool.path} holds only its first part."
+                    )
         content += call.displays + ending.content
         content += [{"type": "text", "text": f"[note] {note}"} for note in ending.notes]
         if not content and ending.message:
             content = [{"type": "text", "text": ending.message}]
-        usage = {"wall_ms": round((time.monotonic() - call.started) * 1000, 3), "cpu_ms": None, "memory_peak_bytes": None}
+        usage = {
+            "wall_ms": round((time.monotonic() - call.started) * 1000, 3),
+            "cpu_ms": None,
+            "memory_peak_bytes": None,
+        }
         outcome = {
             "end": ending.end, "message": ending.message, "errors": ending.errors, "state": ending.state,
             "exit_code": ending.exit_code, "signal": ending.signal, "truncated": truncated, "artifacts": call.artifacts,

@@ -1,7 +1,6 @@
 """Running one cell: compile, execute in the namespace of __main__, show the last expression, tell what went wrong."""
 
 from __future__ import annotations
-
 import __future__
 
 import _ast
@@ -88,7 +87,9 @@ class CellRunner:
             displays.drop_figures()
         error = describe(problem, self._own_folder)
         if isinstance(problem, RuntimeError) and LOOP_RUNS in str(problem):
-            error["traceback"] += "\nThis cell uses top-level await, so a loop runs already: write `await main()` instead of asyncio.run(main())."
+            error["traceback"] += (
+                "\nThis cell uses top-level await, so a loop runs already: write `await main()` instead of asyncio.run(main())."
+            )
         number = problem.errno if isinstance(problem, OSError) else None
         return {"status": "error", "error": error, "disk_full": number in DISK_ERRORS}
 

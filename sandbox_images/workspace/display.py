@@ -29,7 +29,9 @@ class Displays:
         self._send = send
         os.environ["MPLBACKEND"] = f"module://{BACKEND}"
         backend = types.ModuleType(BACKEND, "Shows figures as pictures of the call.")
-        backend.__dict__["__getattr__"] = self._backend_attribute  # matplotlib is imported by the user's code, not by ours
+        backend.__dict__["__getattr__"] = (
+            self._backend_attribute
+        )  # matplotlib is imported by the user's code, not by ours
         sys.modules[BACKEND] = backend
 
     def _backend_attribute(self, name: str) -> Any:

@@ -5,7 +5,18 @@ from __future__ import annotations
 import os
 import sys
 
-KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "MPLCONFIGDIR", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
+KEPT = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "TMPDIR",
+    "MPLCONFIGDIR",
+    "LD_LIBRARY_PATH",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+)
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 QUIET = {
     "TERM": "dumb",

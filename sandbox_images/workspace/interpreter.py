@@ -40,7 +40,11 @@ class Control:
         os.close(fd)
         self._owner = os.getpid()
         self._read, self._write, self._getpid = os.read, os.write, os.getpid
-        self._mask, self._encode, self._decode = signal.pthread_sigmask, json.JSONEncoder().encode, json.JSONDecoder().decode
+        self._mask, self._encode, self._decode = (
+            signal.pthread_sigmask,
+            json.JSONEncoder().encode,
+            json.JSONDecoder().decode,
+        )
         self.nonce = ""
 
     @property
@@ -85,24 +89,26 @@ class Surroundings:
         self._streams: dict[str, io.TextIOWrapper] = {}
         high = max(3, min(os.sysconf("SC_OPEN_MAX"), 1024) - 6)
         self._copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, high) for fd in (0, 1, 2)]
+        self._fstat, self._dup2 = os.fstat, os.dup2
         self._marks = [self._mark(fd) for fd in (0, 1, 2)]
         self._builtins = dict(builtins.__dict__)
         self._modules = {name: module for name, module in sys.modules.items() if name != "__main__"}
-        self._fstat, self._dup2, self._getsignal, self._signal = os.fstat, os.dup2, signal.getsignal, signal.signal
-        self._path = tuple(sys.path)
 
     def _mark(self, fd: int) -> tuple[int, int] | None:
         try:
-            info = os.fstat(fd)
+            info = self._fstat(fd)
         except OSError:
             return None
         return info.st_dev, info.st_ino
 
-    def restore(self) -> list[str]:
-        """Put everything back; notes on what user code had replaced."""
+    def _restore_descriptors(self) -> None:
         for fd, (copy, mark) in enumerate(zip(self._copies, self._marks, strict=True)):
             if self._mark(fd) != mark:
                 self._dup2(copy, fd)
+
+    def restore(self) -> list[str]:
+        """Put everything back; notes on what user code had replaced."""
+        self._restore_descriptors()
         changed = [name for name, value in self._builtins.items() if builtins.__dict__.get(name) is not value]
         for name in changed:
             builtins.__dict__[name] = self._builtins[name]
@@ -119,12 +125,15 @@ class Surroundings:
         stream = self._streams.get(name)
         if stream is None or stream.closed:
             mode, errors = ("r", "strict") if fd == 0 else ("w", "backslashreplace" if fd == 2 else "strict")
-            stream = open(fd, mode, encoding="utf-8", errors=errors, closefd=False, buffering=1 if fd else -1)  # noqa: SIM115
+            raw = open(fd, mode + "b", closefd=False)  # noqa: SIM115
+            stream = io.TextIOWrapper(raw, encoding="utf-8", errors=errors, line_buffering=fd > 0)
             self._streams[name] = stream
         sys.__dict__[name] = stream
         sys.__dict__[f"__{name}__"] = stream
 
     def flush(self) -> None:
+        """Write out what the streams hold, also when user code has closed their descriptors."""
+        self._restore_descriptors()
         for name in ("stdout", "stderr"):
             for stream in (sys.__dict__.get(name), self._streams.get(name)):
                 try:
@@ -155,7 +164,11 @@ class Interpreter:
             self.control.send("display", {"mime": mime, "where": where}, data)
 
     def serve(self) -> None:
-        handlers: dict[str, Callable[[dict[str, Any]], None]] = {"bind": self._bind, "run": self._run, "reap": self._reap}
+        handlers: dict[str, Callable[[dict[str, Any]], None]] = {
+            "bind": self._bind,
+            "run": self._run,
+            "reap": self._reap,
+        }
         self.control.send("ready", {})
         while True:
             message = self.control.receive()

@@ -64,7 +64,7 @@ def _whole_text(data: bytes, *, at_end: bool) -> bytes:
 
 
 def readable(data: bytes) -> tuple[str, bool]:
-    """The text of bytes, and whether it says them exactly. Bytes that are no UTF-8, and NUL, become \\xNN."""
+    r"""The text of bytes, and whether it says them exactly. Bytes that are no UTF-8, and NUL, become \xNN."""
     try:
         text, exact = data.decode(), True
     except UnicodeDecodeError:

@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import time
+from contextlib import suppress
 
 libc = ctypes.CDLL(None, use_errno=True)
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
@@ -19,7 +20,7 @@ def prctl(option: int, value: int) -> None:
 
 
 def table() -> dict[int, tuple[int, bool]]:
-    """pid → (parent's pid, is a zombie) of every process that /proc shows."""
+    """Pid → (parent's pid, is a zombie) of every process that /proc shows."""
     found: dict[int, tuple[int, bool]] = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -58,10 +59,8 @@ def descendants(roots: set[int], processes: dict[int, tuple[int, bool]]) -> set[
 
 def send_signal(pid: int, signum: int) -> None:
     """No error when the process is gone."""
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signum)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def kill_all(pids: set[int]) -> None:

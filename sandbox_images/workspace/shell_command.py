@@ -36,7 +36,16 @@ class Command:
         self._kills = 0
         self.on_output: Callable[[], None] = lambda: None
 
-    def launch(self, line: str, environment: dict[str, str], cwd: int, stdin: int | None, file_size: tuple[int, int], *, background: bool) -> None:
+    def launch(
+        self,
+        line: str,
+        environment: dict[str, str],
+        cwd: int,
+        stdin: int | None,
+        file_size: tuple[int, int],
+        *,
+        background: bool,
+    ) -> None:
         """Start it. `stdin`: a descriptor to read from, or None for a pipe that `write` feeds. Raises OSError."""
         ends: list[int] = []
         try:

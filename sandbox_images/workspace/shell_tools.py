@@ -66,7 +66,9 @@ class Foreground:
 
 
 class ShellTools:
-    def __init__(self, loop: Loop, calls: Calls, family: Family, workspace: Workspace, quota: Quota, artifacts: Artifacts) -> None:
+    def __init__(
+        self, *, loop: Loop, calls: Calls, family: Family, workspace: Workspace, quota: Quota, artifacts: Artifacts
+    ) -> None:
         self._loop, self._calls, self._family = loop, calls, family
         self._workspace, self._quota, self._artifacts = workspace, quota, artifacts
         self.environment: dict[str, str] = {}
@@ -80,7 +82,9 @@ class ShellTools:
         if arguments.get("background"):
             self._execute_in_background(call)
             return
-        command = Command(self._loop, self._calls.new_output(call), lambda report: self._foreground_ended(running, report))
+        command = Command(
+            self._loop, self._calls.new_output(call), lambda report: self._foreground_ended(running, report)
+        )
         running = Foreground(call, command)
         stdin = _input_file(arguments.get("stdin") or "")
         try:
@@ -99,7 +103,9 @@ class ShellTools:
         try:
             line.encode()
         except UnicodeEncodeError:
-            raise ToolFailure("The command line holds a lone surrogate, which is no text.", "invalid", "/command") from None
+            raise ToolFailure(
+                "The command line holds a lone surrogate, which is no text.", "invalid", "/command"
+            ) from None
         folder = clean(arguments.get("cwd") or ".")
         try:
             cwd = self._workspace.open(folder, FOLDER)
@@ -127,8 +133,12 @@ class ShellTools:
         """The command's supervisor was killed by the command: its processes are strays now."""
         yield from self._family.end_leftovers(None)
         end = command.stopping or "crashed"
-        message = STOPPED.get(end, "The command killed the process that supervises it, and was ended with all its children.")
-        self._calls.finish(call, Ending(end, message, signal="SIGKILL", structured={"exit_code": None, "signal": "SIGKILL"}))
+        message = STOPPED.get(
+            end, "The command killed the process that supervises it, and was ended with all its children."
+        )
+        self._calls.finish(
+            call, Ending(end, message, signal="SIGKILL", structured={"exit_code": None, "signal": "SIGKILL"})
+        )
 
     # ---- background jobs
 
@@ -281,7 +291,11 @@ def _ending(call: Call, command: Command, report: Report) -> Ending:
     shell_code = exit_code if exit_code is not None else 128 + (report.status & 0x7F)
     usage = {"cpu_ms": report.cpu_ms, "memory_peak_bytes": report.peak_bytes}
     structured = {"exit_code": shell_code, "signal": signal}
-    notes = [f"{report.ended} processes that the command left behind were ended."] if report.ended and not command.stopping else []
+    notes = (
+        [f"{report.ended} processes that the command left behind were ended."]
+        if report.ended and not command.stopping
+        else []
+    )
     oom_now = cgroup.oom_kills()
     oom = oom_now is not None and call.oom_before is not None and oom_now > call.oom_before
     end, message = "done", None
@@ -289,11 +303,14 @@ def _ending(call: Call, command: Command, report: Report) -> Ending:
         end, message = command.stopping, STOPPED[command.stopping]
         structured["exit_code"] = None
     elif oom and shell_code != 0:
-        end, message = "oom", "The sandbox ran out of memory and the system killed a process of the command. Use less memory at a time."
+        end, message = (
+            "oom",
+            "The sandbox ran out of memory and the system killed a process of the command. Use less memory at a time.",
+        )
     elif signal in FULL_DISK or shell_code == 128 + 25:
         end, message = "disk_full", "The command wrote more than the workspace may hold. Delete files, then try again."
     elif signal is not None:
-        end, message = "failed", f"The command was ended by {signal} (exit code {shell_code})."
+        end, message = "crashed", f"The command was ended by {signal} (exit code {shell_code})."
     elif shell_code:
         end, message = "failed", f"The command ended with exit code {shell_code}."
     if oom and end == "done":

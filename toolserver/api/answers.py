@@ -37,7 +37,8 @@ def as_error(problem: Exception) -> ToolServerError:
     if isinstance(problem, StoreUnavailable):
         _log.error("store_unavailable", extra={"fields": {"problem": str(problem)}})
         return ToolServerError(
-            Code.RUNTIME_UNAVAILABLE, "Nothing was run: the server's database can't be used now (locked, or its disk is full). Try again."
+            Code.RUNTIME_UNAVAILABLE,
+            "Nothing was run: the server's database can't be used now (locked, or its disk is full). Try again.",
         )
     if isinstance(problem, HTTPException) and (code := _STATUSES.get(problem.status_code)) is not None:
         what = "There is no such path" if code is Code.NOT_FOUND else "This path does not know the method"

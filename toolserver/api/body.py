@@ -20,7 +20,9 @@ _SLOWEST_BYTES_PER_S = 16 << 10  # an upload slower than this on the whole is no
 def _check_plain(request: Request) -> None:
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
-        raise ToolServerError(Code.UNSUPPORTED_MEDIA_TYPE, "Compressed bodies are not taken. Send it without Content-Encoding.")
+        raise ToolServerError(
+            Code.UNSUPPORTED_MEDIA_TYPE, "Compressed bodies are not taken. Send it without Content-Encoding."
+        )
 
 
 def _too_large(limit: int) -> ToolServerError:
@@ -33,7 +35,9 @@ def _announced(request: Request) -> int:
 
 
 def _too_slow() -> ToolServerError:
-    return ToolServerError(Code.REQUEST_TIMEOUT, "The body came too slowly, so the request was given up. Nothing was run.")
+    return ToolServerError(
+        Code.REQUEST_TIMEOUT, "The body came too slowly, so the request was given up. Nothing was run."
+    )
 
 
 async def raw_body(request: Request) -> bytes:

@@ -50,7 +50,9 @@ class Edge:
             self._note(scope, answered.status, seconds)
             current_trace.reset(token)
 
-    async def _guarded(self, scope: MutableMapping[str, Any], receive: Receive, send: Send, header: bytes | None) -> None:
+    async def _guarded(
+        self, scope: MutableMapping[str, Any], receive: Receive, send: Send, header: bytes | None
+    ) -> None:
         path = scope["path"]
         if path not in _OPEN_PATHS:
             authenticator = self._services.authenticator
@@ -64,7 +66,12 @@ class Edge:
         metrics.count("toolserver_requests_total", method=_method(scope["method"]), status=str(status or "none"))
         metrics.observe("toolserver_request_seconds", seconds)
         if _log.isEnabledFor(logging.DEBUG):
-            fields = {"method": scope["method"], "path": scope["path"], "status": status, "ms": round(seconds * 1000, 2)}
+            fields = {
+                "method": scope["method"],
+                "path": scope["path"],
+                "status": status,
+                "ms": round(seconds * 1000, 2),
+            }
             _log.debug("request", extra={"fields": fields})
 
 

@@ -29,7 +29,9 @@ def protocol_class(header_timeout_s: float, max_connections: int) -> type[HttpTo
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             if len(self.connections) > max_connections:
-                self._refuse(Code.NO_CAPACITY, f"The server has {max_connections} connections open, its limit. Try again.")
+                self._refuse(
+                    Code.NO_CAPACITY, f"The server has {max_connections} connections open, its limit. Try again."
+                )
                 return
             self._arm()
 
@@ -57,8 +59,14 @@ def protocol_class(header_timeout_s: float, max_connections: int) -> type[HttpTo
             self._in_headers = False
             self._header_bytes = 0
             names = [name for name, _ in self.headers]
-            if sum(len(name) + len(value) for name, value in self.headers) > MAX_HEADER_BYTES or len(names) > MAX_HEADERS:
-                self._refuse(Code.HEADERS_TOO_LARGE, f"The request has more than {MAX_HEADERS} headers or {MAX_HEADER_BYTES} bytes of them.")
+            if (
+                sum(len(name) + len(value) for name, value in self.headers) > MAX_HEADER_BYTES
+                or len(names) > MAX_HEADERS
+            ):
+                self._refuse(
+                    Code.HEADERS_TOO_LARGE,
+                    f"The request has more than {MAX_HEADERS} headers or {MAX_HEADER_BYTES} bytes of them.",
+                )
             elif b"transfer-encoding" in names and b"content-length" in names:
                 self._refuse(Code.BAD_REQUEST, "The request has both Content-Length and Transfer-Encoding.")
             else:

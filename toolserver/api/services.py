@@ -44,7 +44,9 @@ class Readiness:
         if self.phase is Phase.STARTING:
             raise ToolServerError(Code.STARTING, "The server is starting. Try again in a moment.")
         if self.phase is Phase.DRAINING:
-            raise ToolServerError(Code.DRAINING, "The server is shutting down and takes no new work. Try again when it is back.")
+            raise ToolServerError(
+                Code.DRAINING, "The server is shutting down and takes no new work. Try again when it is back."
+            )
 
     async def check(self) -> None:
         """Raises starting, draining, RuntimeUnavailable."""

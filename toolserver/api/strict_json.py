@@ -77,9 +77,9 @@ def read_object(raw: bytes) -> dict[str, Any]:
         raise invalid("", f"the body is not JSON: {problem.msg} at character {problem.pos}") from problem
     except RecursionError as problem:
         raise invalid("", f"the body is nested more than {MAX_DEPTH} levels deep") from problem
-    if reader.bad or "\\u" in text or text.count("[") + text.count("{") > MAX_DEPTH:
-        if errors := _errors(value):
-            raise invalid_all(errors)
+    suspicious = reader.bad or "\\u" in text or text.count("[") + text.count("{") > MAX_DEPTH
+    if suspicious and (errors := _errors(value)):
+        raise invalid_all(errors)
     if not isinstance(value, dict):
         raise invalid("", "the body must be a JSON object")
     return value

@@ -22,7 +22,9 @@ class WireModel(BaseModel):
 def _env(value: dict[str, str]) -> dict[str, str]:
     for name, text in value.items():
         if _ENV_NAME.fullmatch(name) is None:
-            raise ValueError(f"{name[:50]!r} is no name of an environment variable (letters, digits and _, not first a digit)")
+            raise ValueError(
+                f"{name[:50]!r} is no name of an environment variable (letters, digits and _, not first a digit)"
+            )
         if "\0" in text:
             raise ValueError(f"the value of {name[:50]} has a NUL character")
     if sum(len(name) + len(text.encode()) for name, text in value.items()) > _MAX_ENV_BYTES:
@@ -113,7 +115,7 @@ class ListingQuery(WireModel):
 
 
 class SessionsQuery(WireModel):
-    all_tenants: QueryFlag = Field(False, description="sessions of every tenant; needs the scope admin")  # noqa: FBT003
+    all_tenants: QueryFlag = Field(False, description="sessions of every tenant; needs the scope admin")
 
 
 class DiffQuery(WireModel):
@@ -147,6 +149,10 @@ def _refused(problem: ValidationError) -> ToolServerError:
     for error in problem.errors(include_url=False, include_context=False, include_input=False):
         pointer = "".join("/" + escape(str(part)) for part in error["loc"] if part != "[key]")
         unknown = error["type"] == "extra_forbidden"
-        message = f"there is no field {str(error['loc'][-1])[:100]!r} here" if unknown else error["msg"].removeprefix("Value error, ")
+        message = (
+            f"there is no field {str(error['loc'][-1])[:100]!r} here"
+            if unknown
+            else error["msg"].removeprefix("Value error, ")
+        )
         errors.append({"pointer": pointer, "message": message})
     return invalid_all(errors)

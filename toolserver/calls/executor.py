@@ -61,6 +61,7 @@ class Executor:
         registry: Registry,
         catalog: Catalog,
         database: Database,
+        *,
         counted: Callable[[str, str, float], None] = lambda _tool, _code, _seconds: None,
     ) -> None:
         """`counted` is told of each ended call: tool, code (`ok` for a success), seconds."""
@@ -119,7 +120,9 @@ class Executor:
                 '{"egress": {"mode": "open"}} and call it there.',
             )
         if self.draining:
-            raise ToolServerError(Code.DRAINING, "The server is shutting down and takes no new calls. Try again when it is back.")
+            raise ToolServerError(
+                Code.DRAINING, "The server is shutting down and takes no new calls. Try again when it is back."
+            )
         if self._per_session[session.session_id] >= self.settings.max_concurrent_per_session:
             raise ToolServerError(
                 Code.QUOTA_EXCEEDED,
@@ -133,7 +136,13 @@ class Executor:
         self._running[place] = call  # before it is written: a second request with the key joins this one
         self._per_session[call.session.session_id] += 1
         row = CallRow(
-            call.tenant, call.call_id, call.session.session_id, call.tool.name, call.request_hash, call.trace_id, time.time()
+            call.tenant,
+            call.call_id,
+            call.session.session_id,
+            call.tool.name,
+            call.request_hash,
+            call.trace_id,
+            time.time(),
         )
         started = False
         try:
@@ -177,7 +186,7 @@ class Executor:
             if (task := asyncio.current_task()) is not None:
                 task.uncancel()
             answer, told = self._refused(call, call.abort_error)
-        except Exception:  # the outermost place of a call: its caller must get an answer
+        except Exception:  # noqa: BLE001 - the outermost place of a call: its caller must get an answer
             _log.exception("call_failed", extra={"fields": {"call_id": call.call_id}})
             message = "The server failed while it worked on the call; its log says how. The tool may have had effects."
             answer, told = self._refused(call, ToolServerError(code, message, call.call_id))
@@ -205,7 +214,9 @@ class Executor:
     async def _write(self, call: RunningCall, answer: Answer) -> None:
         ended_at = time.time()
         await self._database.write(
-            lambda connection: rows.end(connection, call.tenant, call.call_id, answer.status, answer.body, ended_at)
+            lambda connection: rows.end(
+                connection, call.tenant, call.call_id, status=answer.status, body=answer.body, ended_at=ended_at
+            )
         )
 
     async def _write_later(self, call: RunningCall, answer: Answer) -> None:

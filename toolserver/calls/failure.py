@@ -21,7 +21,10 @@ _CODES: dict[str, tuple[Code, str]] = {
         Code.DEADLINE_EXCEEDED,
         "The call outlived its deadline_s and was stopped. Do less at a time, or give a longer deadline_s.",
     ),
-    "oom": (Code.OOM_KILLED, "The call used more memory than the session has. Use less at a time, or ask for a larger memory_mb."),
+    "oom": (
+        Code.OOM_KILLED,
+        "The call used more memory than the session has. Use less at a time, or ask for a larger memory_mb.",
+    ),
     "disk_full": (Code.DISK_FULL, "The workspace is full. Delete files, or ask for a larger disk_mb."),
     "cancelled": (Code.CANCELLED, "The call was cancelled."),
     "denied": (Code.POLICY_DENIED, "The policy of this server does not allow it."),
@@ -40,11 +43,11 @@ _DEATHS: dict[str, tuple[Code, str]] = {
         "The sandbox was killed in the middle of the call. The next call gets a fresh one; interpreter state is lost.",
     ),
 }
-_UNKNOWN = (
-    Code.OUTCOME_UNKNOWN,
+_LOST_SANDBOX = (
     "The sandbox was lost in the middle of the call, so how it ended can't be told: it may have had effects. "
-    "Look at the workspace before doing it again.",
+    "Look at the workspace before doing it again."
 )
+_UNKNOWN = (Code.OUTCOME_UNKNOWN, _LOST_SANDBOX)
 _POSSIBLE: dict[str, Effects] = {"denied": "possible"}  # it ran until it was denied
 
 
@@ -67,7 +70,9 @@ def refusal(outcome: Outcome, call_id: str) -> ToolServerError | None:
 def stopped_hard(end: str, call_id: str, content: list[dict[str, Any]]) -> ToolServerError:
     """For a call that did not end when asked to (`deadline` or `cancelled`), so that its whole sandbox was ended."""
     code, usual = _CODES[end]
-    message = f"{usual} It did not stop when asked to, so its sandbox was ended: interpreter state is lost, files are kept."
+    message = (
+        f"{usual} It did not stop when asked to, so its sandbox was ended: interpreter state is lost, files are kept."
+    )
     extra = {**empty_fields(content), "state": "lost", **({"type": "timeout"} if end == "deadline" else {})}
     return ToolServerError(code, message, call_id, extra=extra)
 

@@ -88,7 +88,9 @@ class CallDesk:
         if tool is not CALL_WAIT:
             return await self.cancel(request.tenant, call_id)
         wait_s = request.arguments.get("wait_s", request.wait_s)
-        return await self.wait(request.tenant, call_id, wait_s if wait_s is None else min(wait_s, self._settings.max_wait_s))
+        return await self.wait(
+            request.tenant, call_id, wait_s if wait_s is None else min(wait_s, self._settings.max_wait_s)
+        )
 
 
 def _past(content: list[dict[str, Any]], after: int) -> list[dict[str, Any]]:

@@ -26,7 +26,9 @@ def new_call_id() -> str:
 
 def request_hash(session_id: str, tool: str, arguments: Any, deadline_s: float | None) -> str:
     """Of all that decides what runs. How long the caller waits for it does not."""
-    told = json.dumps([session_id, tool, arguments, deadline_s], sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    told = json.dumps(
+        [session_id, tool, arguments, deadline_s], sort_keys=True, ensure_ascii=True, separators=(",", ":")
+    )
     return hashlib.sha256(told.encode()).hexdigest()
 
 

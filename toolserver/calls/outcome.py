@@ -45,10 +45,14 @@ def from_worker(result: dict[str, Any]) -> Outcome | None:
         fields["workspace_changed_more"] = True
     fields.update({name: told[name] for name in ("state", "exit_code", "signal") if told.get(name) is not None})
     errors = told.get("errors")
-    return Outcome(told["end"], str(told.get("message") or "")[:4000], errors if isinstance(errors, list) else [], fields)
+    return Outcome(
+        told["end"], str(told.get("message") or "")[:4000], errors if isinstance(errors, list) else [], fields
+    )
 
 
-def from_foreign(result: dict[str, Any], content: list[dict[str, Any]], truncated: dict[str, Any] | None, wall_ms: float) -> Outcome:
+def from_foreign(
+    result: dict[str, Any], content: list[dict[str, Any]], truncated: dict[str, Any] | None, wall_ms: float
+) -> Outcome:
     """Of an image without the extension: only what MCP says. `content` and `truncated` are its content, bounded."""
     fields = empty_fields(content, wall_ms)
     if "structuredContent" in result:
@@ -56,7 +60,9 @@ def from_foreign(result: dict[str, Any], content: list[dict[str, Any]], truncate
     if truncated is not None:
         fields["truncated"] = truncated
     failed = result.get("isError") is True
-    said = next((block["text"] for block in content if block.get("type") == "text" and isinstance(block.get("text"), str)), "")
+    said = next(
+        (block["text"] for block in content if block.get("type") == "text" and isinstance(block.get("text"), str)), ""
+    )
     return Outcome("failed" if failed else "done", said[:500] if failed else "", [], fields)
 
 
@@ -68,7 +74,9 @@ def _blocks(result: dict[str, Any]) -> list[dict[str, Any]]:
 def blocks_of(result: dict[str, Any]) -> list[dict[str, Any]] | None:
     """The content blocks of a result; None when it has none that MCP knows."""
     content = result.get("content")
-    if not isinstance(content, list) or not all(isinstance(b, dict) and isinstance(b.get("type"), str) for b in content):
+    if not isinstance(content, list) or not all(
+        isinstance(b, dict) and isinstance(b.get("type"), str) for b in content
+    ):
         return None
     return content
 

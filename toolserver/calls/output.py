@@ -32,7 +32,12 @@ def bound(blocks: list[dict[str, Any]], max_text_bytes: int) -> tuple[list[dict[
         size = len(json.dumps(block, ensure_ascii=False))
         if kept_binary + size > MAX_BINARY_BYTES:
             left_binary += size
-            out.append({"type": "text", "text": f"[A block of kind {str(block.get('type'))[:40]} of {size} bytes was left out: too large.]"})
+            out.append(
+                {
+                    "type": "text",
+                    "text": f"[A block of kind {str(block.get('type'))[:40]} of {size} bytes was left out: too large.]",
+                }
+            )
         else:
             kept_binary += size
             out.append(block)

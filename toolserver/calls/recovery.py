@@ -17,5 +17,5 @@ def close_left_open(connection: Connection) -> tuple[int, int]:
     left = calls.running(connection)
     for row in left:
         answer = Answer.refusal(interrupted(row.call_id), row.trace_id)
-        calls.end(connection, row.tenant, row.call_id, answer.status, answer.body, now)
+        calls.end(connection, row.tenant, row.call_id, status=answer.status, body=answer.body, ended_at=now)
     return len(left), sessions.end_all(connection, "node_lost", now)

@@ -14,7 +14,7 @@ import re
 from functools import lru_cache
 from importlib import import_module
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 _parser = import_module("re._parser")  # the only way to a pattern's parse tree
 _codes = import_module("re._constants")
@@ -26,6 +26,7 @@ MAX_FACTOR = 1_024
 
 _OTHER = 1 << 256  # every character past Latin-1
 _ALL = (1 << 257) - 1
+_SEVERAL_WAYS = "a repeated part can match the same text in several ways, which takes exponential time"
 _REPEATS = (_codes.MAX_REPEAT, _codes.MIN_REPEAT, _codes.POSSESSIVE_REPEAT)
 
 
@@ -53,7 +54,7 @@ def text_limit(pattern: str) -> int:
     except (re.error, OverflowError, RecursionError) as problem:
         raise UnsafePattern(f"it is not a regular expression that can be used here: {problem}") from problem
     judge = _Judge(ignore_case=ignore_case)
-    degree = judge.degree(tree, follow=0, repeated=False)
+    degree = judge.cost(tree, follow=0, repeated=False).degree
     if degree and not _anchored(tree) and not _ends_in_repeat(tree):
         degree += 1  # the search starts anew at each character
     degree = max(degree, 1)
@@ -71,7 +72,19 @@ def _ends_in_repeat(tree: list[Any]) -> bool:
     code, value = tree[-1]
     if code not in _REPEATS or len(value[2]) != 1 or value[2][0][0] in (*_REPEATS, _codes.SUBPATTERN, _codes.BRANCH):
         return False
-    return _Judge(ignore_case=True).degree(tree[:-1], follow=0, repeated=False) == 0
+    return _Judge(ignore_case=True).cost(tree[:-1], follow=0, repeated=False).degree == 0
+
+
+class _Cost(NamedTuple):
+    """Repetitions in one way through a pattern. open: where to stop is a choice; closed: the next character decides."""
+
+    open: int = 0
+    closed: int = 0
+
+    @property
+    def degree(self) -> int:
+        """Each choice is tried with each other one, and each time the closed ones may run over the rest of the text."""
+        return self.open + (1 if self.closed else 0)
 
 
 class _Judge:
@@ -81,66 +94,61 @@ class _Judge:
         self._ignore_case = ignore_case
         self.factor = 1
 
-    def degree(self, tree: Any, follow: int, *, repeated: bool) -> int:
-        """The power of the text's length that matching `tree` costs, when one of the set `follow` may come after it."""
+    def cost(self, tree: Any, follow: int, *, repeated: bool) -> _Cost:
+        """Of matching `tree`, when one of the set `follow` may come after it. Raises UnsafePattern for exponential cost."""
         items = list(tree)
-        opened, repeats = 0, 0
+        opened = closed = 0
         for index, item in enumerate(items):
             after, nullable = self.firsts(items[index + 1 :])
-            inner = self._degree_of(item, after | (follow if nullable else 0), repeated=repeated)
-            if inner is not None:
-                repeats += 1
-                opened += inner
-        return max(opened, 1 if repeats else 0)
+            inner = self._cost_of(item, after | (follow if nullable else 0), repeated=repeated)
+            opened, closed = opened + inner.open, closed + inner.closed
+        return _Cost(opened, closed)
 
-    def _degree_of(self, item: Any, follow: int, *, repeated: bool) -> int | None:
-        """None: costs nothing that grows; 0: grows, but deterministic."""
+    def _cost_of(self, item: Any, follow: int, *, repeated: bool) -> _Cost:
         code, value = item
         if code in _REPEATS:
             low, high, body = value
             return self._repeat(low, high, body, follow, repeated=repeated)
         if code is _codes.SUBPATTERN:
-            return self.degree(value[3], follow, repeated=repeated) or None
+            return self.cost(value[3], follow, repeated=repeated)
         if code is _codes.ATOMIC_GROUP:
-            return self.degree(value, follow, repeated=repeated) or None
+            return self.cost(value, follow, repeated=repeated)
         if code is _codes.BRANCH:
             return self._branch(value[1], follow, repeated=repeated)
         if code in (_codes.ASSERT, _codes.ASSERT_NOT):
             if repeated:
                 raise UnsafePattern("it repeats a look-around")
-            return self.degree(value[1], 0, repeated=False) or None
+            return self.cost(value[1], 0, repeated=False)
         if code in (_codes.GROUPREF, _codes.GROUPREF_EXISTS):
             raise UnsafePattern("it refers back to a group")
-        return None
+        return _Cost()
 
-    def _repeat(self, low: int, high: int, body: Any, follow: int, *, repeated: bool) -> int | None:
+    def _repeat(self, low: int, high: int, body: Any, follow: int, *, repeated: bool) -> _Cost:
         first, nullable = self.firsts(body)
         if high == 1:
             ambiguous = bool(first & follow) and low == 0
             if ambiguous and repeated:
-                raise UnsafePattern(
-                    "a repeated part can match the same text in several ways, which takes exponential time"
-                )
+                raise UnsafePattern(_SEVERAL_WAYS)
             self.factor *= 2 if ambiguous else 1
-            return self.degree(body, follow, repeated=repeated) or None
+            return self.cost(body, follow, repeated=repeated)
         if nullable:
             raise UnsafePattern("it repeats a part that may be empty")
-        self.degree(body, first | follow, repeated=True)
+        inner = self.cost(body, first | follow, repeated=True)
         if low == high:
-            return None if high <= MAX_PATTERN_CHARS else 0
+            return inner
         if not first & follow:
-            return 0
+            return _Cost(inner.open, 1)
         if repeated:
-            raise UnsafePattern("a repeated part can match the same text in several ways, which takes exponential time")
-        return 1
+            raise UnsafePattern(_SEVERAL_WAYS)
+        return _Cost(inner.open + 1, inner.closed)
 
-    def _branch(self, branches: list[Any], follow: int, *, repeated: bool) -> int | None:
+    def _branch(self, branches: list[Any], follow: int, *, repeated: bool) -> _Cost:
         overlap = not _prefix_free(branches) and self._begin_alike(branches, follow)
         if overlap and repeated:
             raise UnsafePattern("a repeated choice has branches that begin alike, which can take exponential time")
         self.factor *= len(branches) if overlap else 1
-        degrees = [self.degree(branch, follow, repeated=repeated) for branch in branches]
-        return max(degrees) or None
+        costs = [self.cost(branch, follow, repeated=repeated) for branch in branches]
+        return _Cost(max(cost.open for cost in costs), max(cost.closed for cost in costs))
 
     def _begin_alike(self, branches: list[Any], follow: int) -> bool:
         seen = 0

@@ -122,6 +122,7 @@ def _attach(client: docker.APIClient, container: str) -> socket.socket:
         )
     # a descriptor of our own: the SDK closes its one with the HTTP response
     ours = socket.socket(fileno=os.dup(attached.fileno()))
+    inner.close()
     attached.close()
     ours.setblocking(False)
     return ours

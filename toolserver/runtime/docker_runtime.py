@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from toolserver.runtime.base import Limits, Sandbox, SandboxEnd, SandboxRuntime,
 from toolserver.runtime.docker_engine import NOT_ANSWERING, DockerEngine, NotInEngine, Refused
 from toolserver.runtime.docker_stream import AttachedStream
 from toolserver.runtime.hardening import create_request
+from toolserver.runtime.uninterrupted import uninterrupted
 from toolserver.settings import RuntimeSettings
 
 Result = TypeVar("Result")
@@ -74,7 +75,7 @@ class DockerSandbox(Sandbox):
         async with self._removing:
             if self._end is None:
                 try:
-                    self._end = await uncancelled(self._remove())
+                    self._end = await uninterrupted(self._remove())
                 finally:
                     await self._stream.close()
             return self._end
@@ -110,16 +111,6 @@ def _end_of(state: dict[str, Any], *, killed: bool, log: str) -> SandboxEnd:
     return SandboxEnd("unknown" if code == 137 else "exited", code, log)
 
 
-async def uncancelled(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run to the end even when the caller is cancelled meanwhile; then the cancellation goes on. `work` has deadlines."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
-
-
 class DockerRuntime(SandboxRuntime):
     name = "docker"
 
@@ -153,14 +144,7 @@ class DockerRuntime(SandboxRuntime):
     async def start(self, spec: SandboxSpec) -> Sandbox:
         if not self._info:
             await self.check()
-        task = asyncio.create_task(self._start(spec))
-        try:
-            sandbox = await asyncio.shield(task)
-        except asyncio.CancelledError:
-            await asyncio.wait([task])
-            if not task.cancelled() and task.exception() is None:
-                await task.result().remove()
-            raise
+        sandbox = await uninterrupted(self._start(spec), undo=lambda made: made.remove())
         self._sandboxes[spec.sandbox_id] = sandbox
         return sandbox
 

@@ -5,30 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections import deque
 
 from toolserver.errors import SandboxGone
+from toolserver.runtime.log_tail import LogTail
 
 CHUNK = 1 << 18
-LOG_BYTES = 16_384
 _STDERR = 2
-
-
-class LogTail:
-    """The last `limit` bytes of what it is fed."""
-
-    def __init__(self, limit: int = LOG_BYTES) -> None:
-        self._limit, self._size = limit, 0
-        self._pieces: deque[bytes] = deque()
-
-    def feed(self, data: bytes) -> None:
-        self._pieces.append(data[-self._limit :])
-        self._size += len(self._pieces[-1])
-        while self._size - len(self._pieces[0]) >= self._limit:
-            self._size -= len(self._pieces.popleft())
-
-    def text(self) -> str:
-        return b"".join(self._pieces)[-self._limit :].decode("utf-8", "replace")
 
 
 class AttachedStream:

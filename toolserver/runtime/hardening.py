@@ -6,6 +6,7 @@ inspect`, and from inside.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
@@ -35,6 +36,12 @@ def shm_mb(limits: Limits) -> int:
     return min(64, max(1, limits.memory_mb // 8))
 
 
+def thread_env(limits: Limits) -> dict[str, str]:
+    """Number libraries start a thread a core of the host, whatever the limit; so they are told."""
+    threads = str(max(1, math.ceil(limits.cpus)))
+    return dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PYTHON_CPU_COUNT"), threads)
+
+
 def create_request(
     spec: SandboxSpec, *, labels: Mapping[str, str], volume: str | None, private_cgroup: bool = True
 ) -> dict[str, Any]:
@@ -46,7 +53,7 @@ def create_request(
     body: dict[str, Any] = {
         "Image": spec.reference,
         "User": f"{SANDBOX_UID}:{SANDBOX_UID}",
-        "Env": [f"{name}={value}" for name, value in sorted(spec.env.items())],
+        "Env": [f"{name}={value}" for name, value in sorted({**thread_env(spec.limits), **spec.env}.items())],
         "Labels": dict(labels),
         "Hostname": "sandbox",
         "OpenStdin": True,

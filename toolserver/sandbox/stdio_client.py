@@ -157,7 +157,9 @@ class StdioClient:
             kind = data.get("kind") if isinstance(data, dict) else None
             code = error.get("code")
             text = str(error.get("message", ""))[:2000]
-            answer.set_exception(RpcError(code if isinstance(code, int) else 0, text, kind if isinstance(kind, str) else None))
+            answer.set_exception(
+                RpcError(code if isinstance(code, int) else 0, text, kind if isinstance(kind, str) else None)
+            )
         elif isinstance(result := message.get("result"), dict):
             answer.set_result(result)
         else:
@@ -183,7 +185,10 @@ class StdioClient:
         if message["method"] == "ping":
             reply["result"] = {}
         else:
-            reply["error"] = {"code": METHOD_NOT_FOUND, "message": "This client offers no methods: it only calls tools."}
+            reply["error"] = {
+                "code": METHOD_NOT_FOUND,
+                "message": "This client offers no methods: it only calls tools.",
+            }
         self._replies.spawn(self._reply(reply), "reply to a sandbox")
 
     async def _reply(self, message: dict[str, Any]) -> None:

@@ -50,11 +50,17 @@ class ToolSandbox:
                     await self.client.request("toolcrib/bind", {"env": dict(env), "limits": bound}, timeout_s)
                 offered = {str(tool.get("name")) for tool in await self.list_tools(timeout_s)}
         except SandboxGone as problem:
-            raise RuntimeUnavailable(f"The sandbox of the image {image} ended before it was ready: {problem}.") from problem
+            raise RuntimeUnavailable(
+                f"The sandbox of the image {image} ended before it was ready: {problem}."
+            ) from problem
         except TimeoutError as problem:
-            raise RuntimeUnavailable(f"The sandbox of the image {image} was not ready within {timeout_s:g} s.") from problem
+            raise RuntimeUnavailable(
+                f"The sandbox of the image {image} was not ready within {timeout_s:g} s."
+            ) from problem
         except RpcError as problem:
-            raise RuntimeUnavailable(f"The tool server in the image {image} refused to start: {problem.message}.") from problem
+            raise RuntimeUnavailable(
+                f"The tool server in the image {image} refused to start: {problem.message}."
+            ) from problem
         if missing := sorted(expected_tools - offered):
             raise RuntimeUnavailable(
                 f"The image {image} lacks tools of the catalog: {', '.join(missing)}. Build it anew: toolserver images build."
@@ -96,7 +102,14 @@ class ToolSandbox:
         raise RpcError(0, f"the tool list has more than {_MAX_PAGES} pages")
 
     async def call(
-        self, tool: str, arguments: dict[str, Any], *, call_id: str, deadline_s: float, max_text_bytes: int, grace_s: float
+        self,
+        tool: str,
+        arguments: dict[str, Any],
+        *,
+        call_id: str,
+        deadline_s: float,
+        max_text_bytes: int,
+        grace_s: float,
     ) -> dict[str, Any]:
         """The MCP result. Raises RpcError, SandboxGone, and TimeoutError when it did not end by deadline_s + grace_s."""
         params: dict[str, Any] = {"name": tool, "arguments": arguments}

@@ -61,7 +61,9 @@ class Box:
         if (live := self.live) is not None:
             return live
         if self._start_task is None or self._start_task.done():
-            self._start_task = self._background.spawn(self._renew(), f"start {self.plan.image.name} of {self.plan.session_id}")
+            self._start_task = self._background.spawn(
+                self._renew(), f"start {self.plan.image.name} of {self.plan.session_id}"
+            )
         return await asyncio.shield(self._start_task)
 
     async def _renew(self) -> ToolSandbox:
@@ -125,7 +127,9 @@ class Box:
                 async with asyncio.timeout(plan.start_timeout_s * 2):
                     started = ToolSandbox(await self._runtime.start(spec))
             except TimeoutError as problem:
-                raise RuntimeUnavailable(f"A sandbox of the image {plan.image.name} did not start in time.") from problem
+                raise RuntimeUnavailable(
+                    f"A sandbox of the image {plan.image.name} did not start in time."
+                ) from problem
             try:
                 await started.open(plan.env, plan.expected_tools, plan.start_timeout_s)
             except BaseException:

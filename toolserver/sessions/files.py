@@ -29,7 +29,8 @@ async def _client(session: Session) -> StdioClient:
             if sandbox.has_worker:
                 return sandbox.client
     raise ToolServerError(
-        Code.FILE_NOT_FOUND, "The session has no files: none of its images works on the workspace. Create one with the image workspace."
+        Code.FILE_NOT_FOUND,
+        "The session has no files: none of its images works on the workspace. Create one with the image workspace.",
     )
 
 
@@ -46,7 +47,9 @@ async def _told(path: str, work: Awaitable[T]) -> T:
 def _refusal(path: str, problem: RpcError) -> ToolServerError:
     match problem.kind:
         case "not_found":
-            return ToolServerError(Code.FILE_NOT_FOUND, f"{problem.message} GET /v1/sessions/{{id}}/files lists what there is.")
+            return ToolServerError(
+                Code.FILE_NOT_FOUND, f"{problem.message} GET /v1/sessions/{{id}}/files lists what there is."
+            )
         case "too_large":
             return ToolServerError(Code.TOO_LARGE, problem.message)
         case "disk_full":
@@ -112,7 +115,9 @@ async def download_archive(session: Session) -> Download:
         return Download(session, await _told("archive", worker_files.open_archive(await _client(session), "r")))
 
 
-async def upload(session: Session, path: str, body: AsyncIterator[bytes], check: Callable[[int], None]) -> tuple[int, bool]:
+async def upload(
+    session: Session, path: str, body: AsyncIterator[bytes], check: Callable[[int], None]
+) -> tuple[int, bool]:
     """Put a file in place in one step; its size, and whether it is new. `check` is told the size so far and may raise."""
     with session.in_use():
         client = await _client(session)

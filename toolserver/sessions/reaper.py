@@ -30,7 +30,7 @@ class Reaper:
         while True:
             try:
                 await self.tick()
-            except Exception:  # the loop must outlive any single failure; it is logged and tried again
+            except Exception:  # noqa: BLE001 - the loop must outlive any single failure; it is logged and tried again
                 _log.exception("reaper_failed")
             await asyncio.sleep(TICK_S)
 

@@ -31,6 +31,7 @@ class Registry:
         runtime: SandboxRuntime,
         catalog: Catalog,
         database: Database,
+        *,
         counted: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -62,7 +63,8 @@ class Registry:
             if tombstone is not None and tenant in (None, tombstone.tenant):
                 raise Ending(tombstone.cause, tombstone.ended_at).error(session_id)
         raise ToolServerError(
-            Code.SESSION_NOT_FOUND, "There is no such session. Create one with POST /v1/sessions, or look at GET /v1/sessions."
+            Code.SESSION_NOT_FOUND,
+            "There is no such session. Create one with POST /v1/sessions, or look at GET /v1/sessions.",
         )
 
     async def create(self, tenant: str, grant: Grant) -> Session:
@@ -83,13 +85,16 @@ class Registry:
             )
         if len(tenants) >= limits.max_sessions:
             raise ToolServerError(
-                Code.NO_CAPACITY, f"The server holds {limits.max_sessions} sessions, its limit. Try again when some have ended."
+                Code.NO_CAPACITY,
+                f"The server holds {limits.max_sessions} sessions, its limit. Try again when some have ended.",
             )
 
     async def _create(self, session_id: str, tenant: str, grant: Grant) -> Session:
         images = [self.catalog.images[name] for name in grant.images]
         boxes = {
-            image.name: Box(self._plan(session_id, image, grant), self.runtime, self.background, self._starts, self._counted)
+            image.name: Box(
+                self._plan(session_id, image, grant), self.runtime, self.background, self._starts, self._counted
+            )
             for image in images
         }
         try:
@@ -135,6 +140,11 @@ class Registry:
             await self._write_down(session)
         return self.background.spawn(self._clean_up(session), f"end {session.session_id}")
 
+    async def delete(self, session: Session, wait_s: float) -> None:
+        """End it for its client: gone when this returns; the clean-up is waited for `wait_s` and goes on by itself."""
+        ending = self.background.spawn(self.end(session, "deleted"), f"delete {session.session_id}")
+        await asyncio.wait([await asyncio.shield(ending)], timeout=wait_s)
+
     async def _write_down(self, session: Session) -> bool:
         ending = session.ending
         if ending is None:
@@ -143,7 +153,9 @@ class Registry:
             await self._database.write(lambda c: rows.end(c, session.session_id, ending.cause, ending.at))
         except StoreUnavailable as problem:
             # kept in `_ending`, so it is still answered with 410; the reaper tries again
-            _log.error("tombstone_not_written", extra={"fields": {"session_id": session.session_id, "problem": str(problem)}})
+            _log.error(
+                "tombstone_not_written", extra={"fields": {"session_id": session.session_id, "problem": str(problem)}}
+            )
             return False
         return True
 
@@ -157,13 +169,13 @@ class Registry:
     async def _dismantle(self, session_id: str, boxes: Mapping[str, Box]) -> bool:
         """Whether all of it is gone; if not, the sweep takes the rest."""
         ends = await asyncio.gather(*(box.close() for box in boxes.values()), return_exceptions=True)
+        problems = [end for end in ends if end is not None]
         try:
             await self.runtime.delete_workspace(session_id)
         except RuntimeUnavailable as problem:
-            ends.append(problem)
-        problems = [end for end in ends if isinstance(end, BaseException)]
-        for problem in problems:
-            _log.error("session_not_cleaned_up", exc_info=problem, extra={"fields": {"session_id": session_id}})
+            problems.append(problem)
+        for told in problems:
+            _log.error("session_not_cleaned_up", exc_info=told, extra={"fields": {"session_id": session_id}})
         return not problems
 
     async def retry_clean_up(self) -> None:

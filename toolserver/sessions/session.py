@@ -110,7 +110,12 @@ class Session:
             "idle_s": self.grant.idle_s,
             "images": list(self.grant.images),
             "labels": dict(self.grant.labels),
-            "limits": {"memory_mb": limits.memory_mb, "cpus": limits.cpus, "pids": limits.pids, "disk_mb": limits.disk_mb},
+            "limits": {
+                "memory_mb": limits.memory_mb,
+                "cpus": limits.cpus,
+                "pids": limits.pids,
+                "disk_mb": limits.disk_mb,
+            },
             "egress": {"mode": self.grant.egress, "allow": []},
             "isolation": isolation,
         }

@@ -9,7 +9,6 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from toolserver.store.schema import calls
 
-
 NOT_HELD = frozenset({404, 422, 429, 503})  # answers that say that nothing ran: the name may be used again
 
 
@@ -64,7 +63,7 @@ def begin(connection: Connection, row: CallRow) -> CallRow | None:
     return None
 
 
-def end(connection: Connection, tenant: str, call_id: str, status: int, body: bytes, ended_at: float) -> None:
+def end(connection: Connection, tenant: str, call_id: str, *, status: int, body: bytes, ended_at: float) -> None:
     """The first answer stays."""
     connection.execute(_END, {"t": tenant, "c": call_id, "status": status, "body": body, "ended_at": ended_at})
 

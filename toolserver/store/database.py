@@ -63,7 +63,9 @@ class StateLock:
 def _connect(path: Path) -> Engine:
     # the pool hands the one connection to the thread that works for this Database
     engine = create_engine(
-        f"sqlite+pysqlite:///{path}", poolclass=StaticPool, connect_args={"check_same_thread": False, "timeout": _BUSY_MS / 1000}
+        f"sqlite+pysqlite:///{path}",
+        poolclass=StaticPool,
+        connect_args={"check_same_thread": False, "timeout": _BUSY_MS / 1000},
     )
 
     @event.listens_for(engine, "connect")

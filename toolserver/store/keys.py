@@ -52,7 +52,9 @@ def create(connection: Connection, text: str, name: str, tenant: str, scope: str
 
 def find(connection: Connection, text_digest: str) -> Key | None:
     """The key with that digest, if it was not revoked."""
-    row = connection.execute(select(keys).where(keys.c.digest == text_digest, keys.c.revoked_at.is_(None))).one_or_none()
+    row = connection.execute(
+        select(keys).where(keys.c.digest == text_digest, keys.c.revoked_at.is_(None))
+    ).one_or_none()
     return None if row is None else Key(row.key_id, row.name, row.tenant, row.scopes, row.created_at)
 
 
@@ -64,7 +66,9 @@ def listing(connection: Connection) -> list[Key]:
 def revoke(connection: Connection, key_id: str) -> bool:
     """Whether there was such a key."""
     found = connection.execute(select(keys.c.key_id).where(keys.c.key_id == key_id)).one_or_none()
-    connection.execute(keys.update().where(keys.c.key_id == key_id, keys.c.revoked_at.is_(None)).values(revoked_at=time.time()))
+    connection.execute(
+        keys.update().where(keys.c.key_id == key_id, keys.c.revoked_at.is_(None)).values(revoked_at=time.time())
+    )
     return found is not None
 
 

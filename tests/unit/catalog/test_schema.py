@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from toolserver.catalog.patterns import UnsafePattern, pattern_problem, text_limit
@@ -123,7 +124,11 @@ patterns = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(
+    max_examples=80, deadline=None, phases=[Phase.explicit, Phase.generate]
+)  # shrinking would wait for each slow try
+@example("(?:(?:a)*)(?:a)*", "{}c")
+@example("(?:(?:a)*)(?:(?:(a|b))(a|b))*", "{}c")
 @given(patterns, st.sampled_from(["^{}$", "{}", "{}c", "^{}c"]))
 def test_an_accepted_pattern_never_takes_long(inner: str, around: str) -> None:
     pattern = around.format(inner)
@@ -134,6 +139,5 @@ def test_an_accepted_pattern_never_takes_long(inner: str, around: str) -> None:
     for unit in ("a", "ab", "b", "aab"):
         text = (unit * 3_000)[: min(limit, 3_000)]
         begin = time.monotonic()
-        compile_schema({"pattern": "x"})  # the library is there; the engine itself is what is timed
-        __import__("re").search(pattern, text)
+        re.search(pattern, text)
         assert time.monotonic() - begin < 3

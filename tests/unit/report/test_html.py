@@ -75,7 +75,7 @@ def test_output_with_markup_is_shown_as_text_and_makes_no_element(tmp_path: Path
 def test_output_appears_exactly_as_it_was_printed(text: str, tmp_path: Path) -> None:
     raw = report_of(run_that_prints(text), tmp_path)
     assert text in Page(raw).pre
-    assert f"<pre>{html.escape(text)}</pre>".replace("&quot;", "&#34;").replace("&#x27;", "&#39;") in raw
+    assert f'<pre class="raw">{html.escape(text)}</pre>'.replace("&quot;", "&#34;").replace("&#x27;", "&#39;") in raw
 
 
 def test_every_place_that_takes_foreign_text_escapes_it(tmp_path: Path) -> None:

@@ -1,0 +1,104 @@
+"""The demo: a real goal on a real data file, from plan to report, in real sandboxes.
+
+    python examples/weather/demo.py [--runtime docker|bubblewrap] [options of `agent run`]
+
+With AGENT_LLM__MODEL set that model does the work, else a scripted one, which is a real HTTP server on loopback. Sandboxes
+are Docker containers when an engine answers and the images are built, else bubblewrap's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+DATA = HERE.parent / "data" / "seattle-weather.csv"
+READY_S = 30.0
+AGENT = (sys.executable, "-m", "agent")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Analyse four years of Seattle's weather, end to end.")
+    parser.add_argument(
+        "--runtime", choices=("auto", "docker", "bubblewrap"), help="sandboxes; chosen by itself without it"
+    )
+    options, more = parser.parse_known_args()
+    if os.environ.get("AGENT_LLM__MODEL"):
+        print(f"Model: {os.environ['AGENT_LLM__MODEL']}", file=sys.stderr)
+        return work(options.runtime, more, {})
+    with scripted_model() as base_url:
+        print(f"Model: scripted, at {base_url}. Set AGENT_LLM__MODEL to use a real one.", file=sys.stderr)
+        return work(options.runtime, more, {"AGENT_LLM__MODEL": "scripted-weather", "AGENT_LLM__BASE_URL": base_url})
+
+
+def work(runtime: str | None, more: list[str], settings: dict[str, str]) -> int:
+    """Run the agent with its output shown; its exit code."""
+    goal = (HERE / "goal.txt").read_text("utf-8").strip()
+    command = [*AGENT, "run", goal, "--file", str(DATA), *more]
+    if not (os.environ.get("AGENT_TOOLSERVER__URL") or "--toolserver" in more):
+        chosen = runtime or os.environ.get("AGENT_TOOLSERVER__RUNTIME") or best_runtime()
+        print(f"Sandboxes: {chosen}", file=sys.stderr)
+        command += ["--runtime", chosen]
+    with subprocess.Popen(command, env={**os.environ, **settings}) as process:
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:  # the agent got it too and ends in order
+                continue
+
+
+def best_runtime() -> str:
+    """Docker when an engine answers and has the images of this version, else bubblewrap."""
+    image = f"toolcrib/workspace:{version('toolcrib')}"
+    try:
+        found = subprocess.run(["docker", "image", "inspect", image], capture_output=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return "bubblewrap"
+    return "docker" if found.returncode == 0 else "bubblewrap"
+
+
+@contextmanager
+def scripted_model() -> Iterator[str]:
+    """The address of a scripted model that ends with the block, or with us."""
+    with tempfile.TemporaryDirectory(prefix="toolcrib-demo-") as folder:
+        ready = Path(folder) / "ready.json"
+        command = [
+            *AGENT,
+            "mock",
+            str(HERE / "script.toml"),
+            "--port",
+            "0",
+            "--ready-file",
+            str(ready),
+            "--exit-with-parent",
+        ]
+        # in a session of its own, so that Ctrl-C does not take it away from the agent that is about to stop in order
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+        ) as process:
+            try:
+                yield wait_until_ready(process, ready)
+            finally:
+                process.terminate()
+
+
+def wait_until_ready(process: subprocess.Popen[bytes], ready: Path) -> str:
+    ends_at = time.monotonic() + READY_S
+    while time.monotonic() < ends_at and process.poll() is None:
+        if ready.exists():
+            return str(json.loads(ready.read_text("utf-8"))["url"])
+        time.sleep(0.05)
+    raise SystemExit("The scripted model did not start; its message stands above.")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

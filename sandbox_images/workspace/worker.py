@@ -1,0 +1,334 @@
+"""The worker of the `workspace` image: PID 1 of its sandbox, an MCP server on stdio that also speaks `toolcrib/worker`.
+
+    python3 -I -S worker.py [--workspace DIR]
+
+See docs/reference/sandbox-protocol.md. It owns the protocol stream, starts and ends all other processes, and never runs
+user code itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from typing import Any
+
+HERE = os.path.dirname(os.path.realpath(__file__))
+sys.path.insert(0, os.path.dirname(os.path.dirname(HERE)))
+from sandbox_images.base import mcp_stdio  # noqa: E402 - the folder is put on the path just above
+from sandbox_images.base.mcp_stdio import ProtocolError  # noqa: E402
+from sandbox_images.workspace import arguments, cgroup, environment, processes  # noqa: E402
+from sandbox_images.workspace.artifacts import Artifacts  # noqa: E402
+from sandbox_images.workspace.beneath import Workspace  # noqa: E402
+from sandbox_images.workspace.calls import Call, Calls, Ending, Handler  # noqa: E402
+from sandbox_images.workspace.event_loop import WRITABLE, Loop  # noqa: E402
+from sandbox_images.workspace.family import Family  # noqa: E402
+from sandbox_images.workspace.file_read import FileRead  # noqa: E402
+from sandbox_images.workspace.file_search import FileSearch  # noqa: E402
+from sandbox_images.workspace.file_store import FileStore  # noqa: E402
+from sandbox_images.workspace.file_tools import FileTools  # noqa: E402
+from sandbox_images.workspace.file_transfer import FileTransfer, Reply  # noqa: E402
+from sandbox_images.workspace.interpreter_host import InterpreterHost  # noqa: E402
+from sandbox_images.workspace.notebook import Notebook  # noqa: E402
+from sandbox_images.workspace.quota import Quota  # noqa: E402
+from sandbox_images.workspace.shell_tools import ShellTools  # noqa: E402
+
+NAME, VERSION = "toolcrib-workspace", "1"
+READ_ONLY = {"file_read", "file_list", "file_search", "shell_read"}
+MAX_WAITING_OUTPUT = 64 << 20  # beyond it no more requests are read
+
+
+class Stream:
+    """The protocol stream: lines in, lines out, neither ever waited for."""
+
+    def __init__(self, loop: Loop, on_line: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
+        self._loop, self._on_line, self._on_end = loop, on_line, on_end
+        self._in, self._out = os.dup(0), os.dup(1)
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(2, 1)  # a stray print must not break the protocol
+        os.close(null)
+        os.set_blocking(self._in, False)
+        os.set_blocking(self._out, False)
+        self._incoming, self._skipping = bytearray(), False
+        self._outgoing: deque[bytes] = deque()
+        self._waiting = 0
+        loop.watch(self._in, lambda _events: self._read())
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._in, 1 << 18)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._loop.unwatch(self._in)
+            self._on_end()
+            return
+        if not self._incoming and not self._skipping and data.find(b"\n") == len(data) - 1:
+            self._on_line(data)  # the usual case: one whole line
+            return
+        self._incoming += data
+        *lines, rest = self._incoming.split(b"\n")
+        self._incoming = rest
+        for line in lines:
+            if self._skipping:
+                self._skipping = False
+            else:
+                self._on_line(bytes(line))
+        if len(self._incoming) > mcp_stdio.MAX_LINE_BYTES:
+            self._incoming.clear()
+            if not self._skipping:
+                self._skipping = True
+                self.send(mcp_stdio.error(None, ProtocolError(mcp_stdio.INVALID_REQUEST, "the message is too long")))
+
+    def send(self, line: bytes) -> None:
+        if self._outgoing:
+            self._outgoing.append(line)
+            self._waiting += len(line)
+            return
+        try:
+            written = os.write(self._out, line)
+        except BlockingIOError:
+            written = 0
+        except OSError:
+            return  # nobody reads any more; the end of stdin follows
+        if written < len(line):
+            self._outgoing.append(line[written:])
+            self._waiting = len(line) - written
+            self._loop.watch(self._out, lambda _events: self._flush(), WRITABLE)
+        if self._waiting > MAX_WAITING_OUTPUT:
+            self._loop.unwatch(self._in)
+
+    def _flush(self) -> None:
+        try:
+            while self._outgoing:
+                data = self._outgoing[0]
+                written = os.write(self._out, data)
+                self._waiting -= written
+                if written < len(data):
+                    self._outgoing[0] = data[written:]
+                    return
+                self._outgoing.popleft()
+        except BlockingIOError:
+            return
+        except OSError:
+            self._outgoing.clear()
+        self._waiting = 0
+        self._loop.unwatch(self._out)
+        self._loop.watch(self._in, lambda _events: self._read())
+
+
+class Worker:
+    def __init__(self, root: str) -> None:
+        self.loop = Loop()
+        self.family = Family()
+        self.loop.on_child = self.family.ended
+        self.loop.watch_children()
+        workspace = Workspace(root)
+        self.quota = Quota(self.loop, workspace)
+        artifacts = Artifacts(workspace, self.quota)
+        self.calls = Calls(self.loop, self.quota, artifacts, self._answer_call)
+        self._store = FileStore(workspace, self.quota)
+        notebook = Notebook(self._store)
+        self.interpreter = InterpreterHost(
+            loop=self.loop,
+            calls=self.calls,
+            family=self.family,
+            workspace=workspace,
+            quota=self.quota,
+            artifacts=artifacts,
+            notebook=notebook,
+        )
+        self.interpreter.environment = environment.base_environment()
+        with suppress(OSError):  # the first call tries again, and says why it can't
+            self.interpreter.start()  # ahead of the first call: it takes the longest
+        self.shell = ShellTools(
+            loop=self.loop,
+            calls=self.calls,
+            family=self.family,
+            workspace=workspace,
+            quota=self.quota,
+            artifacts=artifacts,
+        )
+        self.shell.environment = self.interpreter.environment
+        files, transfer = FileTools(self._store), FileTransfer(self.loop, self.family, self._store, self.quota)
+        search = FileSearch(self.loop, self.calls, self.family, self._store)
+        with open(os.path.join(HERE, "tools.json"), encoding="utf-8") as file:
+            self._tools: list[dict[str, Any]] = json.load(file)["tools"]
+        self._schemas = {tool["name"]: tool["inputSchema"] for tool in self._tools}
+        self._handlers: dict[str, Handler] = {
+            "python_execute": self.interpreter.execute, "python_reset": self.interpreter.execute, "notebook_export": notebook.export,
+            "shell_execute": self.shell.execute, "shell_read": self.shell.read, "shell_write": self.shell.write,
+            "shell_kill": self.shell.kill, "file_read": FileRead(self._store).read, "file_write": files.write, "file_edit": files.edit,
+            "file_list": files.list, "file_search": search.search, "file_move": files.move, "file_delete": files.delete,
+        }  # fmt: skip
+        self._methods: dict[str, Callable[[dict[str, Any], Reply], None]] = {
+            "initialize": self._initialize, "ping": lambda _params, reply: reply({}), "tools/list": self._list_tools,
+            "toolcrib/bind": self._bind, "toolcrib/cancel": self._cancel, "toolcrib/peek": self._peek, "toolcrib/usage": self._usage,
+            "toolcrib/file.stat": transfer.stat, "toolcrib/file.list": transfer.list, "toolcrib/file.open": transfer.open,
+            "toolcrib/file.read": transfer.read, "toolcrib/file.write": transfer.write, "toolcrib/file.close": transfer.close,
+            "toolcrib/file.delete": transfer.delete, "toolcrib/archive.open": transfer.open_archive,
+        }  # fmt: skip
+        self._stream = Stream(self.loop, self._on_line, self.loop.stop)
+        self._bound = False
+
+    def run(self) -> None:
+        """Serve until stdin ends."""
+        self.loop.start(self._store.clear_incoming())
+        self.loop.run()
+        self.family.end_all()
+
+    # ---- messages
+
+    def _on_line(self, line: bytes) -> None:
+        if not line.strip():
+            return
+        request_id = None
+        try:
+            message = mcp_stdio.decode(line)
+            request_id, method, params = message.get("id"), message.get("method"), message.get("params")
+            if method is None:
+                return  # an answer, and we never ask
+            if request_id is None:
+                self._notice(method, params)
+                return
+            if not isinstance(request_id, (str, int)) or isinstance(request_id, bool):
+                request_id = None
+                raise ProtocolError(mcp_stdio.INVALID_REQUEST, "id must be a string or an integer")
+            if not isinstance(params, dict):
+                if params is not None:
+                    raise ProtocolError(mcp_stdio.INVALID_PARAMS, "params must be an object")
+                params = {}
+            if method == "tools/call":
+                self._call(request_id, params)
+                return
+            handler = self._methods.get(method) if isinstance(method, str) else None
+            if handler is None:
+                raise ProtocolError(mcp_stdio.METHOD_NOT_FOUND, f"unknown method {str(method)[:100]}")
+            handler(params, lambda value, request_id=request_id: self._reply(request_id, value))  # type: ignore[misc]
+        except ProtocolError as problem:
+            self._stream.send(mcp_stdio.error(request_id, problem))
+        except OSError as problem:
+            self._stream.send(
+                mcp_stdio.error(request_id, mcp_stdio.refused("invalid_path", f"refused: {problem.strerror}"))
+            )
+
+    def _reply(self, request_id: Any, value: dict[str, Any] | ProtocolError) -> None:
+        self._stream.send(
+            mcp_stdio.error(request_id, value)
+            if isinstance(value, ProtocolError)
+            else mcp_stdio.result(request_id, value)
+        )
+
+    def _answer_call(self, request_id: Any, value: dict[str, Any]) -> None:
+        try:
+            line = mcp_stdio.result(request_id, value)
+        except (ValueError, RecursionError):
+            value.pop("structuredContent", None)  # a value out of user code that JSON can't say
+            line = mcp_stdio.result(request_id, value)
+        self._stream.send(line)
+
+    def _notice(self, method: Any, params: Any) -> None:
+        if method == "notifications/cancelled" and isinstance(params, dict):
+            self.calls.cancel_request(params.get("requestId"))
+
+    # ---- methods
+
+    def _initialize(self, params: dict[str, Any], reply: Reply) -> None:
+        reply(mcp_stdio.initialize_result(params, NAME, VERSION, worker=True))
+
+    def _list_tools(self, _params: dict[str, Any], reply: Reply) -> None:
+        reply({"tools": self._tools})
+
+    def _call(self, request_id: Any, params: dict[str, Any]) -> None:
+        name, given = params.get("name"), params.get("arguments")
+        handler = self._handlers.get(name) if isinstance(name, str) else None
+        if not isinstance(name, str) or handler is None:
+            raise ProtocolError(mcp_stdio.INVALID_PARAMS, f"unknown tool {str(name)[:100]}")
+        if self.calls.is_open(request_id):
+            raise ProtocolError(mcp_stdio.INVALID_REQUEST, "a request with this id is still open")
+        meta = (params.get("_meta") or {}).get("toolcrib/call") if isinstance(params.get("_meta") or {}, dict) else None
+        given = {} if given is None else given
+        call = Call(request_id, name, given, meta if isinstance(meta, dict) else {}, writes=name not in READ_ONLY)
+        if not isinstance(given, dict):
+            problems = [{"pointer": "", "message": "the arguments must be an object"}]
+        else:
+            problems = arguments.problems(self._schemas[name], given)
+        self.calls.begin(call, _refusing(problems) if problems else handler)
+
+    def _bind(self, params: dict[str, Any], reply: Reply) -> None:
+        env, limits = params.get("env") or {}, params.get("limits") or {}
+        if self._bound:
+            raise ProtocolError(mcp_stdio.INVALID_REQUEST, "the sandbox is bound already")
+        if not isinstance(env, dict) or not all(_is_variable(name, value) for name, value in env.items()):
+            raise ProtocolError(mcp_stdio.INVALID_PARAMS, "env must map names to texts, neither with NUL")
+        if not isinstance(limits, dict):
+            raise ProtocolError(mcp_stdio.INVALID_PARAMS, "limits must be an object")
+        self._bound = True
+        disk, memory = limits.get("disk_mb"), limits.get("memory_mb")
+        if isinstance(disk, (int, float)) and disk > 0:
+            self.quota.limit_bytes = int(disk * (1 << 20))
+        whole = self.interpreter.environment | env
+        self.shell.environment = whole
+        self.interpreter.bind(whole, int(memory) if isinstance(memory, (int, float)) and memory > 0 else None)
+        reply({})
+
+    def _cancel(self, params: dict[str, Any], reply: Reply) -> None:
+        reply({"found": self.calls.cancel(str(params.get("call_id")))})
+
+    def _peek(self, params: dict[str, Any], reply: Reply) -> None:
+        reply({"content": self.calls.peek(str(params.get("call_id"))) or []})
+
+    def _usage(self, _params: dict[str, Any], reply: Reply) -> None:
+        def work() -> Generator[None, None, None]:
+            if self.quota.stale:
+                yield from self.quota.refresh()
+            found = self.quota.snapshot
+            reply(
+                {"workspace_bytes": found.bytes, "workspace_files": found.files, "memory_bytes": cgroup.memory_bytes()}
+            )
+
+        self.loop.start(work())
+
+
+def _is_variable(name: Any, value: Any) -> bool:
+    good = isinstance(name, str) and isinstance(value, str) and name and "=" not in name
+    return bool(good) and "\x00" not in name + value
+
+
+def _refusing(problems: list[dict[str, str]]) -> Handler:
+    def refuse(_call: Call) -> Generator[None, None, Ending]:
+        first = problems[0]
+        return Ending(
+            "invalid", f"The arguments are not right: {first['pointer']} {first['message']}.", errors=problems
+        )
+        yield  # a handler is a generator
+
+    return refuse
+
+
+def main() -> None:
+    root = (
+        sys.argv[2]
+        if len(sys.argv) == 3 and sys.argv[1] == "--workspace"
+        else os.environ.get("TOOLCRIB_WORKSPACE", "/workspace")
+    )
+    processes.prctl(processes.PR_SET_DUMPABLE, 0)  # else user code of the same uid could write into our descriptors
+    processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if os.getpid() == 1:
+        for signum in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(
+                signum, signal.SIG_IGN
+            )  # user code may send them to PID 1; the server ends a sandbox by its stdin
+    Worker(root).run()
+
+
+if __name__ == "__main__":
+    main()

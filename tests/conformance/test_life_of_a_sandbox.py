@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+
+from tests.conformance.conftest import Bench, read_all
+from tests.conformance.programs import DEAF, ECHO, EXIT_42, RECALL, REMEMBER, UNDYING
+from toolserver.errors import RuntimeUnavailable, SandboxGone
+
+
+async def test_what_is_sent_comes_back(bench: Bench) -> None:
+    sandbox = await bench.start(ECHO)
+    await sandbox.send(b"hello\n")
+    assert await sandbox.receive() == b"hello\n"
+    end = await sandbox.remove()
+    assert end.cause == "killed"
+
+
+async def test_exit_code_is_reported_every_time(bench: Bench) -> None:
+    async def once() -> tuple[str, int | None]:
+        sandbox = await bench.start(EXIT_42)
+        await read_all(sandbox)
+        end = await sandbox.remove()
+        return end.cause, end.exit_code
+
+    for _ in range(3):
+        assert await asyncio.gather(*(once() for _ in range(4))) == [("exited", 42)] * 4
+
+
+async def test_kill_ends_what_ignores_signals_within_seconds(bench: Bench) -> None:
+    sandbox = await bench.start(UNDYING)
+    assert await sandbox.receive() == b"up"
+    begun = time.monotonic()
+    await sandbox.kill()
+    assert time.monotonic() - begun < 5
+    assert await read_all(sandbox) == b""
+    assert (await sandbox.remove()).cause == "killed"
+
+
+async def test_kill_of_what_has_ended_is_no_error(bench: Bench) -> None:
+    sandbox = await bench.start(EXIT_42)
+    await read_all(sandbox)
+    await sandbox.kill()
+    await sandbox.kill()
+    assert (await sandbox.remove()).exit_code == 42
+
+
+async def test_removing_twice_gives_the_same_end(bench: Bench) -> None:
+    sandbox = await bench.start(EXIT_42)
+    await read_all(sandbox)
+    first, second = await asyncio.gather(sandbox.remove(), sandbox.remove())
+    assert first == second == await sandbox.remove()
+    await sandbox.kill()
+
+
+async def test_sending_to_a_removed_sandbox_says_it_is_gone(bench: Bench) -> None:
+    sandbox = await bench.start(ECHO)
+    await sandbox.remove()
+    with pytest.raises(SandboxGone):
+        await sandbox.send(b"late\n")
+    assert await sandbox.receive() == b""
+
+
+@pytest.mark.parametrize("changes", [{"command": ("/no/such/program",)}, {"reference": "example.invalid/none:1"}])
+async def test_failed_start_says_so_and_leaves_nothing(real_bench: Bench, changes: dict[str, object]) -> None:
+    with pytest.raises(RuntimeUnavailable) as told:
+        await real_bench.start(ECHO, **changes)
+    assert "/tmp" not in str(told.value)
+    await real_bench.runtime.delete_workspace("s1")
+    assert await real_bench.runtime.sweep() == 0
+
+
+async def test_a_cancelled_start_leaves_no_sandbox(bench: Bench) -> None:
+    starting = asyncio.create_task(bench.start(DEAF))
+    await asyncio.sleep(0.02)
+    starting.cancel()
+    await asyncio.wait([starting])
+    if not starting.cancelled():  # it was quicker than the cancellation
+        await starting.result().remove()
+    await bench.runtime.delete_workspace("s1")
+    assert await bench.runtime.sweep() == 0
+
+
+async def test_workspace_is_shared_in_a_session_and_outlives_its_sandboxes(bench: Bench) -> None:
+    assert await bench.output(REMEMBER) == b"written\n"
+    first, second = await asyncio.gather(bench.output(RECALL), bench.output(RECALL))
+    assert first == second == b"kept\n"
+
+
+async def test_sessions_do_not_see_each_others_workspace(real_bench: Bench) -> None:
+    await real_bench.runtime.create_workspace("s2")
+    await real_bench.output(REMEMBER)
+    look = "import os; print(os.listdir('/workspace'), flush=True)"
+    assert await real_bench.output(look, session_id="s2") == b"[]\n"
+
+
+async def test_deleting_a_workspace_twice_is_no_error_and_it_is_empty_when_made_again(real_bench: Bench) -> None:
+    await real_bench.output(REMEMBER)
+    await real_bench.runtime.delete_workspace("s1")
+    await real_bench.runtime.delete_workspace("s1")
+    await real_bench.runtime.create_workspace("s1")
+    assert await real_bench.output("import os; print(os.listdir('/workspace'), flush=True)") == b"[]\n"
+
+
+async def test_deep_trees_and_closed_folders_are_deleted(real_bench: Bench) -> None:
+    made = "import os\nfor _ in range(3000):\n    os.mkdir('d'); os.chdir('d')\nos.mkdir('/workspace/shut', 0)\nprint('made', flush=True)"
+    assert await real_bench.output(made) == b"made\n"
+    await real_bench.runtime.delete_workspace("s1")
+    assert await real_bench.runtime.sweep() == 0
+
+
+async def test_sweep_ends_what_belongs_to_no_kept_session(bench: Bench) -> None:
+    await bench.runtime.create_workspace("s2")
+    ended, kept = await asyncio.gather(bench.start(ECHO), bench.start(ECHO, session_id="s2"))
+    await bench.runtime.sweep(frozenset({"s2"}))
+    assert await read_all(ended) == b""
+    await kept.send(b"still here\n")
+    assert await kept.receive() == b"still here\n"
+    await kept.remove()
+    await ended.remove()
+
+
+async def test_limits_are_never_raised(bench: Bench) -> None:
+    asked = bench.spec(ECHO).limits
+    assert bench.runtime.effective_limits(asked) == asked
+    much = replace(asked, memory_mb=1 << 30, cpus=4096.0)
+    held = bench.runtime.effective_limits(much)
+    assert held.memory_mb <= much.memory_mb
+    assert held.cpus <= much.cpus
+
+
+async def test_isolation_speaks_of_every_limit(bench: Bench) -> None:
+    told = bench.runtime.isolation()
+    assert {"runtime", "kernel", "memory", "cpus", "pids", "disk", "seccomp", "network"} <= set(told)

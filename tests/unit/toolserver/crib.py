@@ -1,0 +1,153 @@
+"""A whole ToolServer in this process over the fake runtime, and a client for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from toolserver.app import ToolServer
+from toolserver.catalog.catalog import Catalog
+from toolserver.catalog.image import LimitsOverride, Tool, ToolImage
+from toolserver.runtime.base import SandboxSpec
+from toolserver.runtime.fake_runtime import FakeRuntime
+from toolserver.runtime.fake_server import DEFAULT_TOOLS, Died, FakeCall, FakeTool, FakeToolServer, text_result
+from toolserver.runtime.fake_workspace import FakeWorkspace
+from toolserver.settings import Settings
+
+KEY = "test-key"
+
+
+async def _exit(call: FakeCall) -> dict[str, Any]:
+    raise Died(call.arguments["cause"])
+
+
+async def _end(call: FakeCall) -> dict[str, Any]:
+    arguments = call.arguments
+    return text_result("output so far", end=arguments["end"], message=arguments.get("message", ""), exit_code=3)
+
+
+async def _count(call: FakeCall) -> dict[str, Any]:
+    files = call.server.workspace.files
+    files["count"] = files.get("count", b"") + b"x"
+    await asyncio.sleep(call.arguments.get("seconds", 0))
+    return text_result(f"count {len(files['count'])}")
+
+
+async def _for_ever(_call: FakeCall) -> dict[str, Any]:
+    """The fake server does not act on notifications/cancelled: only the end of its sandbox stops it."""
+    await asyncio.Event().wait()
+    return {}
+
+
+async def _result(call: FakeCall) -> dict[str, Any]:
+    return dict(call.arguments["result"])
+
+
+OBJECT: dict[str, Any] = {"type": "object"}
+TOOLS = (
+    *DEFAULT_TOOLS,
+    FakeTool("exit", _exit, OBJECT, "Ends its sandbox with a cause."),
+    FakeTool("end", _end, OBJECT, "Ends with the end that is asked for."),
+    FakeTool("count", _count, OBJECT, "Counts its runs in the workspace."),
+)
+FOREIGN_TOOLS = (FakeTool("foreign_result", _result, OBJECT, "Gives back a raw MCP result."), FakeTool("foreign_wait", _for_ever, OBJECT))
+WEB_TOOLS = (FakeTool("web_echo", DEFAULT_TOOLS[0].handler, OBJECT, "An echo from a networked image."),)
+
+
+def tool(fake: FakeTool, image: str) -> Tool:
+    described = fake.description or f"The tool {fake.name}."
+    return Tool(fake.name, described, fake.input_schema, None, fake.annotations, image)
+
+
+def image(name: str, tools: Iterable[FakeTool], **over: Any) -> ToolImage:
+    fields: dict[str, Any] = {
+        "name": name, "reference": f"fake/{name}:1", "command": ("serve",), "workspace": "none", "network": "none",
+        "start": "lazy", "env": {}, "limits": LimitsOverride(), "tools": tuple(tool(t, name) for t in tools),
+    }  # fmt: skip
+    return ToolImage(**{**fields, **over})
+
+
+def catalog() -> Catalog:
+    images = (
+        image("workspace", TOOLS, workspace="rw", start="eager"),
+        image("web", WEB_TOOLS, network="open"),
+        image("foreign", FOREIGN_TOOLS),
+    )
+    return Catalog({one.name: one for one in images})
+
+
+def serve_spec(spec: SandboxSpec, workspace: FakeWorkspace) -> FakeToolServer:
+    offered = {"workspace": TOOLS, "web": WEB_TOOLS, "foreign": FOREIGN_TOOLS}[spec.image]
+    return FakeToolServer(spec, workspace, tools=offered, extension=spec.image != "foreign")
+
+
+def settings(state_dir: Path, **sections: Any) -> Settings:
+    call = {"kill_grace_s": 0.3, **sections.pop("call", {})}
+    return Settings(state_dir=state_dir, api_key=KEY, call=call, runtime={"name": "fake"}, **sections)  # type: ignore[arg-type]
+
+
+@dataclass
+class Crib:
+    """`client` speaks with the first admin key."""
+
+    server: ToolServer
+    runtime: FakeRuntime
+    client: httpx.AsyncClient
+
+    async def session(self, **body: Any) -> str:
+        answer = await self.client.post("/v1/sessions", json={"images": ["workspace"], **body})
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["id"])
+
+    async def call(self, session_id: str, name: str, arguments: Any = None, **more: Any) -> httpx.Response:
+        key = more.pop("key", None)
+        headers = {"Idempotency-Key": key} if key is not None else {}
+        body = {"arguments": {} if arguments is None else arguments, **more}
+        return await self.client.post(f"/v1/sessions/{session_id}/tools/{name}", json=body, headers=headers)
+
+    def sandbox(self, session_id: str, name: str = "workspace") -> FakeToolServer:
+        found = [s.server for s in self.runtime.sandboxes.values() if (s.spec.session_id, s.spec.image) == (session_id, name)]
+        assert len(found) == 1
+        assert isinstance(found[0], FakeToolServer)
+        return found[0]
+
+
+def new_runtime(chosen: Settings) -> FakeRuntime:
+    return FakeRuntime("test", chosen.state_dir, chosen.runtime, server=serve_spec)
+
+
+@asynccontextmanager
+async def running(chosen: Settings, runtime: FakeRuntime | None = None) -> AsyncIterator[Crib]:
+    runtime = runtime or new_runtime(chosen)
+    server = ToolServer(chosen, runtime, catalog())
+    await server.start()
+    transport = httpx.ASGITransport(app=server.asgi, raise_app_exceptions=False)
+    try:
+        await server.begun.wait()
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://crib", headers={"Authorization": f"Bearer {KEY}"}, timeout=30
+        ) as client:
+            yield Crib(server, runtime, client)
+    finally:
+        await server.close()
+
+
+def detail(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    """The detail of an error that must have this status and code; its fixed fields are checked."""
+    body = answer.json()
+    assert (answer.status_code, body.get("detail", {}).get("code")) == (status, code), json.dumps(body)[:500]
+    told: dict[str, Any] = body["detail"]
+    assert len(told["message"]) > 8
+    assert told["fault"] in {"caller", "tool", "infra", "policy"}
+    assert isinstance(told["retryable"], bool)
+    assert told["effects"] in {"none", "possible"}
+    assert len(told["trace_id"]) == 32
+    if status in (429, 503):
+        assert int(answer.headers["Retry-After"]) >= 1
+    return told

@@ -1,0 +1,180 @@
+"""The worker as an MCP server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.unit.web.site import Reply, Site, drip
+from tests.unit.web.worker_process import WORKER, Worker, running_worker
+
+SLOW = drip(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n", b"0", 0.1, 150)
+
+
+def children(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(one) for one in found.read_text().split()] if found.exists() else []
+
+
+def test_it_introduces_itself_with_the_extension(worker: Worker) -> None:
+    answer = worker.ask(
+        "initialize", protocolVersion="2025-06-18", capabilities={}, clientInfo={"name": "t", "version": "1"}
+    )
+    assert answer["protocolVersion"] == "2025-06-18"
+    assert answer["capabilities"]["experimental"]["toolcrib/worker"] == {"version": 1}
+    worker.notify("notifications/initialized")
+    assert [tool["name"] for tool in worker.ask("tools/list")["tools"]] == ["web_fetch", "web_search"]
+    assert worker.ask("ping") == {}
+
+
+def test_an_outcome_has_every_field(worker: Worker, site: Site) -> None:
+    site.pages["/"] = Reply(b"x", "text/plain")
+    outcome = worker.fetch(site.url("/")).outcome
+    assert set(outcome) == {
+        "end", "message", "state", "exit_code", "signal", "truncated", "artifacts", "usage", "workspace_changed", "workspace_changed_more",
+    }  # fmt: skip
+    assert outcome["message"] is None
+    assert outcome["usage"]["wall_ms"] >= 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"url": 5},
+        {"url": "http://x/", "format": "xml"},
+        {"url": "http://x/", "start": -1},
+        {"url": "http://x/", "max_chars": True},
+    ],
+)
+def test_bad_arguments_are_invalid(worker: Worker, arguments: dict[str, object]) -> None:
+    ending = worker.call("web_fetch", arguments)
+    assert ending.end == "invalid"
+    assert ending.outcome["errors"][0]["pointer"].startswith("/")
+
+
+def test_cancelling_ends_the_call_at_once(worker: Worker, site: Site) -> None:
+    site.pages["/slow"] = SLOW
+    request_id = worker.start(
+        "web_fetch", {"url": site.url("/slow")}, call_id="c1", deadline_s=60, max_text_bytes=65_536
+    )
+    until = time.monotonic() + 10
+    while "Received" not in json.dumps(worker.ask("toolcrib/peek", call_id="c1")) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert "Received" in worker.ask("toolcrib/peek", call_id="c1")["content"][0]["text"]
+    assert worker.ask("toolcrib/cancel", call_id="c1") == {"found": True}
+    result = worker.wait(request_id, 5)["result"]
+    assert result["_meta"]["toolcrib/outcome"]["end"] == "cancelled"
+    assert "Received" in result["content"][0]["text"]
+    assert worker.ask("toolcrib/cancel", call_id="c1") == {"found": False}
+    assert worker.ask("toolcrib/peek", call_id="c1") == {"content": []}
+
+
+def test_mcps_own_cancelling_is_not_answered(worker: Worker, site: Site) -> None:
+    site.pages["/slow"] = SLOW
+    request_id = worker.start(
+        "web_fetch", {"url": site.url("/slow")}, call_id="c2", deadline_s=60, max_text_bytes=65_536
+    )
+    worker.notify("notifications/cancelled", requestId=request_id)
+    until = time.monotonic() + 10
+    while worker.ask("toolcrib/cancel", call_id="c2")["found"] and time.monotonic() < until:
+        time.sleep(0.05)
+    assert worker._answers[request_id].empty()
+    for _ in range(10):
+        assert worker.ask("ping") == {}
+
+
+def test_a_call_id_runs_once_at_a_time(worker: Worker, site: Site) -> None:
+    site.pages["/slow"] = SLOW
+    about = {"call_id": "twice", "deadline_s": 2, "max_text_bytes": 65_536}
+    first = worker.start("web_fetch", {"url": site.url("/slow")}, **about)
+    assert (
+        "running already"
+        in worker.wait(worker.start("web_fetch", {"url": site.url("/slow")}, **about))["error"]["message"]
+    )
+    assert worker.wait(first)["result"]["_meta"]["toolcrib/outcome"]["end"] == "deadline"
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        (b"not json\n", -32700),
+        (b"\xff\xfe\n", -32700),
+        (b"[" * 100_000 + b"\n", -32700),
+        (b'{"id": 1}\n', -32600),
+        (b"[1]\n", -32600),
+    ],
+)
+def test_lines_that_are_no_message_are_answered_with_an_error(worker: Worker, line: bytes, code: int) -> None:
+    worker.write(line)
+    assert worker.wait(None)["error"]["code"] == code
+    assert worker.ask("ping") == {}
+
+
+def test_a_line_without_end_is_refused_and_the_worker_lives(worker: Worker) -> None:
+    worker.write(b'{"jsonrpc": "2.0", "id": 1, "method": "' + b"x" * (9 << 20) + b'"}\n')
+    assert worker.wait(None)["error"]["code"] == -32700
+    assert worker.ask("ping") == {}
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "code", "said"),
+    [
+        ("nothing/like/this", {}, -32601, "no method"),
+        ("toolcrib/file.stat", {"path": "a"}, -32601, "no workspace"),
+        ("toolcrib/archive.open", {"mode": "r"}, -32601, "no workspace"),
+        ("tools/call", {"name": "rm", "arguments": {}}, -32602, "Unknown tool: rm"),
+        ("tools/call", {"name": ["web_fetch"], "arguments": {}}, -32602, "Unknown tool"),
+        ("tools/call", {"name": "web_fetch", "arguments": []}, -32602, "must be an object"),
+        ("tools/call", [], -32602, "must be an object"),
+    ],
+)
+def test_requests_that_make_no_sense_are_errors(
+    worker: Worker, method: str, params: object, code: int, said: str
+) -> None:
+    error = worker.wait(worker.send(method, params))["error"]
+    assert error["code"] == code
+    assert said in error["message"]
+
+
+def test_the_end_of_stdin_ends_everything(site: Site) -> None:
+    site.pages["/page"], site.pages["/slow"] = Reply(b"<p>x</p>"), SLOW
+    with running_worker(allow_private=f"127.0.0.1:{site.port}") as worker:
+        worker.fetch(site.url("/page"))
+        (converter,) = children(worker.process.pid)
+        worker.start("web_fetch", {"url": site.url("/slow")}, call_id="left", deadline_s=60, max_text_bytes=65_536)
+        begin = time.monotonic()
+        assert worker.close() == 0
+        assert time.monotonic() - begin < 10
+    assert not Path(f"/proc/{converter}").exists()
+
+
+def test_a_converter_that_dies_is_replaced(site: Site) -> None:
+    site.pages["/page"] = Reply(b"<p>x</p>")
+    with running_worker(allow_private=f"127.0.0.1:{site.port}") as worker:
+        assert worker.fetch(site.url("/page")).text == "x"
+        (converter,) = children(worker.process.pid)
+        os.kill(converter, signal.SIGKILL)
+        endings = [worker.fetch(site.url("/page")) for _ in range(3)]
+        assert endings[-1].end == "done"
+        assert sum(ending.end == "failed" for ending in endings) <= 1
+
+
+def test_wrong_settings_are_refused_at_the_start() -> None:
+    started = subprocess.run(
+        [sys.executable, "-I", "-S", str(WORKER)],
+        env={"TOOLCRIB_WEB_ALLOW_PRIVATE": "nonsense"},
+        capture_output=True,
+        timeout=20,
+        check=False,
+    )
+    assert started.returncode == 2
+    assert b"'nonsense' is not host:port" in started.stderr
+    assert started.stdout == b""

@@ -1,0 +1,5 @@
+"""`python -m toolserver`."""
+
+from toolserver.cli import main
+
+main()

