@@ -62,7 +62,7 @@ RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, or 
 
 @app.command()
 def run(
-    goal: Annotated[str, typer.Argument(help="What is to be achieved, in words.")],
+    goal: Annotated[str, typer.Argument(metavar="GOAL", help="What is to be achieved, in words.")],
     file: Annotated[
         list[Path] | None, typer.Option("--file", "-f", help="A file for the run's workspace; may be repeated.")
     ] = None,
@@ -127,8 +127,8 @@ def resume(
         _need_model(settings)
         from agent.bootstrap import composition
 
-        going_on = composition.with_budget_of_run(settings, run_id, raised)
-        _say(console, f"Resuming with the budget {composition.describe_budget(going_on)}.")
+        going_on, what = composition.plan_resume(settings, run_id, raised)
+        _say(console, what)
         return lambda listener, interrupts: composition.resume(going_on, run_id, listener, interrupts)
 
     flags = flags_of(model=model, base_url=base_url, toolserver=toolserver, runtime=runtime, runs_dir=runs_dir)

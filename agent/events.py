@@ -19,15 +19,19 @@ class EventKind(StrEnum):
     RUN_RESUMED = "run_resumed"  # pid, reason
     RUN_ENDED = "run_ended"  # state (done|failed|stopped|interrupted), reason, answer, exit_code; a stopped or interrupted run may go on
     LLM_REQUESTED = "llm_requested"  # key, role, model, reserved {tokens, usd}, prompt_sha256
-    LLM_REPLIED = "llm_replied"  # key, role, model, reply {text, tool_calls, finish_reason}, usage {...}, usd, ms
+    LLM_REPLIED = (
+        "llm_replied"  # key, role, model, reply {text, tool_calls, finish_reason, extra, notes}, usage {...}, usd, ms
+    )
     LLM_FAILED = "llm_failed"  # key, role, model, code, message, ms, usage? (charged all the same)
     TOOL_INTENDED = "tool_intended"  # key, call_id, tool, arguments, task_id, effect (read|idempotent|once)
     TOOL_SETTLED = "tool_settled"  # key, call_id, outcome (agent.tools.outcome as JSON), ms
     PLAN_GENERATED = "plan_generated"  # tasks [TaskNode as JSON], reason
-    PLAN_EDITED = "plan_edited"  # operations [{op, task_id, ...}], reason, after_task, step
-    TASK_CHANGED = "task_changed"  # task_id, from, to, role, reason, attempt
-    TASK_SUBMITTED = "task_submitted"  # task_id, attempt, result, success, outputs {name: value}, key
-    TASK_JUDGED = "task_judged"  # task_id, attempt, verdict (pass|fail), criticism, key
+    PLAN_EDITED = "plan_edited"  # operations [{op, task_id, ...}], reason, after_task, attempt, step, rejected, key
+    TASK_CHANGED = (
+        "task_changed"  # task_id, from, to, role, reason, attempt; edits move to revised and cancelled by themselves
+    )
+    TASK_SUBMITTED = "task_submitted"  # task_id, attempt, result, success, outputs {name: value}, reason, plan_change, key; attempt 0: a split task
+    TASK_JUDGED = "task_judged"  # task_id, attempt, verdict (pass|fail), criticism, by (critic|checks), key
     TASK_REFLECTED = "task_reflected"  # task_id, attempt, summary, plan_lessons, tool_lessons, key
     SESSION_OPENED = "session_opened"  # session_id, reason (first|gone), restored_files
     BREAKER_CHANGED = "breaker_changed"  # name, state, failures

@@ -40,7 +40,8 @@ class Server:
 
     def python(self, session: str, code: str) -> dict[str, Any]:
         answer = self.client.post(f"/v1/sessions/{session}/tools/python_execute", json={"arguments": {"code": code}})
-        answer.raise_for_status()
+        if answer.status_code != 200:
+            raise RuntimeError(f"{answer.status_code} {answer.text}")
         return dict(answer.json())
 
     def close(self, session: str) -> None:

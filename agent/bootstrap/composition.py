@@ -31,6 +31,12 @@ from agent.tools.function_handler import FunctionHandler
 from agent.tools.workspace_store import WorkspaceStore
 from agent.toolserver_client.client import ToolServerClient
 
+_OVER = frozenset({"done", "failed"})
+_UNITS = {
+    "max_tokens": "tokens", "max_usd": "dollars", "max_seconds": "seconds", "max_llm_calls": "model calls",
+    "max_tool_calls": "tool calls",
+}  # fmt: skip
+
 Listener = Callable[[Event], None]
 
 
@@ -59,33 +65,27 @@ def limits(settings: Settings) -> tuple[Bound, Allowances]:
     return bound, Allowances.of(settings.budget, bound)
 
 
-def with_budget_of_run(settings: Settings, run_id: str, raised: dict[str, Any]) -> Settings:
-    """`settings` with the budget that the run had so far, but for what `raised` names. Raises RunNotFound, UsageProblem."""
+def plan_resume(settings: Settings, run_id: str, raised: dict[str, Any]) -> tuple[Settings, str]:
+    """`settings` with the budget that the run had so far, but for what `raised` names; and what will happen, in a sentence.
+
+    Raises RunNotFound, UsageProblem.
+    """
     with open_store(settings, create=False) as store:
         state = fold(store.read(run_id))
-    if state.state == "done":
-        raise UsageProblem(
-            f"run {state.run_id} is done: there is nothing to resume. See it with: agent show {state.run_id}"
-        )
     budget = {**(state.settings.get("budget") or {}), **raised}
     try:
-        return settings.model_copy(update={"budget": BudgetSettings(**budget)})
+        going_on = settings.model_copy(update={"budget": BudgetSettings(**budget)})
     except ValidationError as error:
         names = ", ".join(f"--{str(entry['loc'][0]).replace('_', '-')}: {entry['msg']}" for entry in error.errors())
         raise UsageProblem(f"Wrong budget: {names}") from error
+    if state.state in _OVER:
+        return going_on, f"Run {state.run_id} is {state.state} already; nothing is left to do."
+    return going_on, f"Resuming run {state.run_id} with {_in_words(going_on.budget)}."
 
 
-def describe_budget(settings: Settings) -> str:
-    """The allowances that are set, in words."""
-    names = {
-        "max_tokens": "tokens",
-        "max_usd": "dollars",
-        "max_seconds": "seconds",
-        "max_llm_calls": "model calls",
-        "max_tool_calls": "tool calls",
-    }
-    given = [f"{value:,} {names[name]}" for name, value in settings.budget.model_dump().items() if value is not None]
-    return "at most " + ", ".join(given) if given else "no budget but the bound of its loops"
+def _in_words(budget: BudgetSettings) -> str:
+    given = [f"{value:,} {_UNITS[name]}" for name, value in budget.model_dump().items() if value is not None]
+    return "at most " + ", ".join(given) + " in all" if given else "no budget but the bound of its loops"
 
 
 def client_for(settings: Settings, address: Address, run_id: str) -> ToolServerClient:
@@ -110,12 +110,18 @@ async def start(
 
 
 async def resume(settings: Settings, run_id: str, listener: Listener, interrupts: Interrupts) -> Finished:
-    """Go on with a run that has no final end. Raises AgentError as `start` does, RunNotFound and JournalBroken too."""
+    """Go on with a run; one that is over is only written out again, should its process have been killed before that.
+
+    Raises AgentError as `start` does, RunNotFound and JournalBroken too.
+    """
     with open_store(settings, create=False) as store, closing(store.open(run_id)) as journal:
         folder = folder_of(settings, journal.run_id)
+        state = fold(journal.events())
+        if state.state in _OVER:
+            return Finished(folder, state.exit_code or 0, run_folder.write(folder, journal.events()))
         workspace = WorkspaceStore(folder / run_folder.WORKSPACE)
         goal = None
-        if next(journal.events(), None) is None:  # killed between its creation and its first event
+        if state.seq == 0:  # killed between its creation and its first event
             row = next(row for row in store.runs() if row.run_id == journal.run_id)
             goal = Goal(row.goal, inputs.describe(workspace.folder, workspace.files()))
         async with address_of(settings, folder) as address:

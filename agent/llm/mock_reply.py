@@ -11,6 +11,7 @@ from agent.llm.mock_request import Asked
 
 DONE = b"data: [DONE]\n\n"
 _PIECE_CHARS = 400
+_MAX_PIECES = 500  # of a very long text
 
 
 @dataclass
@@ -96,7 +97,9 @@ def _chunks(planned: Planned, asked: Asked, model: str) -> list[dict[str, Any]]:
         return [{**head, "choices": []}]
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
     deltas += [{"reasoning_content": piece} for piece in _pieces(planned.reasoning)]
-    deltas += [{"content": piece} for piece in _pieces(planned.text)]
+    deltas += [
+        {"content": piece} for piece in _pieces(planned.text, max(_PIECE_CHARS, len(planned.text) // _MAX_PIECES))
+    ]
     deltas += _call_deltas(planned)
     chunks = [{**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
     if "finish_reason" not in planned.leave_out:

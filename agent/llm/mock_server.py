@@ -30,7 +30,7 @@ from agent.llm.mock_script import Memory, Rule, Script, load_script
 MAX_BODY_BYTES = 64_000_000
 IDLE_S = 300.0
 _KEPT_REQUESTS = 1000
-_POLL_S = 0.25
+_POLL_S = 0.05
 
 log = logging.getLogger(__name__)
 

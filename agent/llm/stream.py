@@ -8,7 +8,7 @@ arguments starts a new call. Nothing is judged here: `normalise` decides what is
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -144,7 +144,7 @@ class Assembler:
             return call.complete
         return bool(call.arguments) or call.name in self._tool_names or call.name + name not in self._tool_names
 
-    def _last(self, matches: Any) -> RawCall | None:
+    def _last(self, matches: Callable[[RawCall], bool]) -> RawCall | None:
         return next((call for call in reversed(self._calls) if matches(call)), None)
 
 

@@ -83,7 +83,7 @@ def _json_call(body: str, start: int, end: int, offered: Collection[str] | None)
 
 # Hermes, Qwen: <tool_call>{…}</tool_call>; also <function_call>, <tool_use>. A last one may lack its closing mark.
 _TAGGED = re.compile(
-    r"<(tool_call|function_call|tool_use|tools?)>\s*((?:```(?:json)?\s*)?[\[{].*?)(?:</\1>|<\|im_end\|>|\Z)",
+    r"<(tool_call|function_call|tool_use)>\s*((?:```(?:json)?\s*)?[\[{].*?)(?:</\1>|<\|im_end\|>|\Z)",
     re.DOTALL,
 )
 

@@ -1,7 +1,8 @@
 """Tokens without a tokenizer or network: upper estimates for reservations, and the server's own counts when it sends any.
 
-Measured tokenizers of current models need at most one token for three letters of prose or code, for one and a half digits
-or punctuation marks, and for one and a half bytes of other scripts; the estimate takes these worst cases.
+Byte-pair tokenizers of today make of prose and code less than one token for three letters, for one and a half digits or
+punctuation marks, and for one and a half bytes of other scripts. The estimate takes these bounds: a text made to defeat
+them (random letters, say) can still cost more.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from agent.budget import Allowances, Budget, worst_case
-from agent.errors import AgentError, BudgetExhausted, JournalBroken, ModelRefused, Unreachable, UsageProblem
+from agent.errors import AgentError, JournalBroken, UsageProblem
 from agent.events import Event, EventKind
 from agent.llm.model import ChatModel
 from agent.loops.plan_loop import PlanLoop
@@ -179,10 +179,10 @@ class Run:
         )
         try:
             ending, answer = await loop.run()
-        except (BudgetExhausted, Unreachable, ModelRefused) as stop:
-            return self._end("stopped", stop.message, stop.exit_code)
-        except AgentError:
+        except JournalBroken:
             raise  # the journal is not ours any more: nothing can be written
+        except AgentError as stop:  # a budget, the model or the ToolServer gone, settings that don't do
+            return self._end("stopped", stop.message, stop.exit_code)
         except Exception as fault:
             log.exception("run %s stopped by a fault", self._journal.run_id)
             return self._end("stopped", f"a fault in the agent stopped the run: {type(fault).__name__}: {fault}", 1)

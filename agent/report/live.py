@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from rich.console import Console, Group
@@ -21,6 +21,7 @@ from agent.events import Event, EventKind
 from agent.planning.task import TaskNode, TaskState
 from agent.report.plain_text import one_line
 from agent.report.story import Moment, Story
+from agent.trajectory.attempt import Attempt
 from agent.trajectory.step import Step
 
 Listener = Callable[[Event], None]
@@ -104,7 +105,7 @@ class Picture:
         branches: dict[str | None, Tree] = {None: tree}
         for node in run.plan.walk():
             branch = branches.get(node.parent, tree)
-            branches[node.id] = branch.add(task_line(node, len(run.attempts_of(node.id))))
+            branches[node.id] = branch.add(task_line(node, run.attempts_of(node.id)))
         parts: list[Text | Tree | Spinner] = [tree]
         if run.state == "running":
             self._spinner.update(text=self._now())
@@ -139,13 +140,16 @@ class Picture:
         )
 
 
-def task_line(node: TaskNode, attempts: int) -> Text:
+def task_line(node: TaskNode, attempts: Sequence[Attempt]) -> Text:
+    """A task with its state, and why an earlier attempt at it was not good enough."""
     sign, style = _SIGNS[node.state]
-    line = Text.assemble(
-        (f"{sign} ", style), (f"{node.id} ", "dim"), (one_line(node.goal, 160), style if style == "dim" else "")
-    )
-    if attempts > 1:
-        line.append(f"  attempt {attempts}", style="yellow")
-    if node.state in {TaskState.FAILED, TaskState.BLOCKED, TaskState.REVISED} and node.reason:
-        line.append(f"\n  {one_line(node.reason, 200)}", style="red dim")
+    dim = style if style == "dim" else ""
+    line = Text.assemble((f"{sign} ", style), (f"{node.id} ", "dim"), (one_line(node.goal, 160), dim))
+    if len(attempts) > 1:
+        line.append(f"  attempt {len(attempts)}", style="yellow")
+    refused = [attempt.judgement for attempt in attempts if attempt.judgement and not attempt.judgement.passed]
+    if refused:
+        line.append(f"\n  ↻ {refused[-1].by}: {one_line(refused[-1].criticism, 240)}", style="yellow")
+    elif node.state in {TaskState.FAILED, TaskState.BLOCKED} and node.reason:
+        line.append(f"\n  {one_line(node.reason, 200)}", style="red")
     return line

@@ -46,7 +46,7 @@ def print_end(out: Console, progress: Console, run_folder: Path, result: dict[st
         f"  {_costs(Cost(**result['costs']['total']))}, {result['seconds']:.0f} s",
     )
     progress.print(headline, soft_wrap=True)
-    if reason and state != "done":
+    if reason and state != "done" and reason not in str(result["answer"]):
         progress.print(Text(visible(reason)), soft_wrap=True)
     made = [entry for entry in result["artifacts"] if entry["step"]]
     for entry in made[:_MAX_FILES]:
@@ -78,15 +78,12 @@ def print_run(console: Console, story: Story, files: Manifest) -> None:
     for node in run.plan.walk():
         attempts = run.attempts_of(node.id)
         indent = 2 * run.plan.depth(node.id)
-        console.print(Padding(task_line(node, len(attempts)), (0, 0, 0, indent)))
+        console.print(Padding(task_line(node, attempts), (0, 0, 0, indent)))
         for attempt in attempts:
             for step in attempt.steps.values():
                 calls = ", ".join(f"{call.tool} {(call.outcome or {}).get('kind', 'open')}" for call in step.calls)
                 line = f"a{attempt.n} s{step.n}  {calls}" + (f"  {one_line(step.thought, 100)}" if step.thought else "")
                 console.print(Padding(Text(line, style="dim"), (0, 0, 0, indent + 4)))
-            if attempt.judgement and not attempt.judgement.passed:
-                text = Text(f"{attempt.judgement.by}: {one_line(attempt.judgement.criticism, 300)}", style="red")
-                console.print(Padding(text, (0, 0, 0, indent + 4)))
     console.print(Text(f"{_costs(run.cost)}, {run.seconds:.0f} s"))
     for entry in files.artifacts[:_MAX_FILES]:
         console.print(

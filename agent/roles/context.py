@@ -15,7 +15,7 @@ from agent.planning.plan import Plan
 from agent.planning.task import TaskNode, TaskState
 from agent.roles.fence import fence
 from agent.trajectory.attempt import Attempt
-from agent.trajectory.printable import clip
+from agent.trajectory.printable import clip, printable
 from agent.trajectory.step import Step, Submission
 from agent.trajectory.working_memory import earlier_attempts
 
@@ -45,13 +45,13 @@ def plan_outline(plan: Plan, room: Room) -> str:
     for node in plan.walk():
         indent = "  " * (plan.depth(node.id) - 1)
         needs = f" (after {', '.join(node.depends_on)})" if node.depends_on else ""
-        lines.append(f"{indent}- {node.id} [{node.state}] {clip(node.goal, room.line)}{needs}")
+        lines.append(f"{indent}- {node.id} [{node.state}] {_line(node.goal, room.line)}{needs}")
         if node.outputs:
             lines.append(f"{indent}  outputs: {', '.join(node.outputs)}")
         if node.state not in {TaskState.PENDING, TaskState.EXECUTING} and (
             node.reflection or node.result or node.reason
         ):
-            lines.append(f"{indent}  came of it: {clip(node.reflection or node.result or node.reason, room.line)}")
+            lines.append(f"{indent}  came of it: {_line(node.reflection or node.result or node.reason, room.line)}")
     return "\n".join(lines) or "(no tasks yet)"
 
 
@@ -89,14 +89,14 @@ def attempts_text(attempts: Iterable[Attempt], task_id: str, room: Room) -> str:
     for attempt in earlier_attempts(attempts, task_id):
         submission, judgement, reflection = attempt.submission, attempt.judgement, attempt.reflection
         told = reflection.summary if reflection else (submission.result if submission else "")
-        lines.append(f"- attempt {attempt.n}: {clip(told, room.line)}")
+        lines.append(f"- attempt {attempt.n}: {_line(told, room.line)}")
         if judgement is not None and judgement.criticism:
             lines.append(f"  judged: {clip(judgement.criticism, room.result)}")
     return "\n".join(lines) or "(this is the first)"
 
 
 def bullets(lines: Sequence[str], room: Room) -> str:
-    return "\n".join(f"- {clip(line, room.line)}" for line in lines) or "(none yet)"
+    return "\n".join(f"- {_line(line, room.line)}" for line in lines) or "(none yet)"
 
 
 def tools_text(tools: Sequence[ToolSpec], room: Room) -> str:
@@ -137,6 +137,11 @@ def steps_text(steps: Sequence[Step], room: Room, *, last: int) -> str:
             if call.outcome is not None:
                 lines.append(fence(f"{call.tool}, {call.outcome.get('kind')}", call.observation, room.observation))
     return "\n".join(lines) or "(no steps)"
+
+
+def _line(text: str, limit: int) -> str:
+    """`text` as one line: what it holds can't pass for another line of a list."""
+    return clip(" ".join(printable(text).split()), limit).replace("\n", " ")
 
 
 def as_text(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from jsonschema import Draft202012Validator
@@ -62,9 +63,8 @@ def schema_errors(value: Any, schema: dict[str, Any]) -> list[str]:
     ToolServer, which refuses what does not match, has the last word.
     """
     try:
-        Draft202012Validator.check_schema(schema)
         found = []
-        for error in Draft202012Validator(schema, registry=Registry()).iter_errors(value):
+        for error in _validator(json.dumps(schema)).iter_errors(value):
             pointer = "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in error.absolute_path)
             found.append(f"{pointer or '/'}: {error.message[:_MAX_MESSAGE_CHARS]}")
             if len(found) == MAX_ERRORS:
@@ -72,6 +72,14 @@ def schema_errors(value: Any, schema: dict[str, Any]) -> list[str]:
     except (SchemaError, Unresolvable, RecursionError):
         return []
     return sorted(found)
+
+
+@lru_cache(maxsize=256)
+def _validator(schema: str) -> Draft202012Validator:
+    """Checking a schema against the metaschema takes milliseconds, so it is done once. Raises SchemaError, RecursionError."""
+    read = json.loads(schema)
+    Draft202012Validator.check_schema(read)
+    return Draft202012Validator(read, registry=Registry())
 
 
 def _schema_of(tool: ToolInfo) -> str:

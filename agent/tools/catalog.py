@@ -10,7 +10,7 @@ from agent.toolserver_client.wire import RemoteTool
 
 # the handler follows and cancels calls itself; a model that does so too would only be in its way
 _OURS = frozenset({"call_wait", "call_cancel"})
-MAX_SUGGESTIONS = 5
+MAX_SUGGESTIONS = 3
 
 
 class ToolCatalog:

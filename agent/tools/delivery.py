@@ -108,7 +108,7 @@ class Deliverer:
             found = await self._ask(delivery)
             if found is not None:
                 return found
-            delivery.may_have_arrived = False
+            delivery.may_have_arrived = delivery.session_lost = False
         return await self._send(delivery)
 
     async def _send(self, delivery: Delivery) -> Settled:
@@ -226,14 +226,13 @@ class Deliverer:
         return None
 
     async def _follow(self, delivery: Delivery, running: ToolServerAnswer) -> Settled:
-        delivery.was_sent = True
+        delivery.was_sent = delivery.may_have_arrived = True
         try:
             outcome = await self._continuation.follow(delivery.call_id, running, delivery.follow_ups)
         except NoAnswer as lost:
             delivery.follow_ups += 1
             raise self._no_answer(delivery, lost) from lost
         except ToolServerAnswer as refused:
-            delivery.may_have_arrived = True
             if meaning_of(refused).move is Move.FOLLOW:  # it was told to stop and does not end
                 return _ended(meaning_of(refused), refused)
             settled = await self._judge_asked(delivery, refused)

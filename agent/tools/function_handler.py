@@ -100,7 +100,10 @@ class FunctionHandler:
         return tuple(tool for name, tool in tools.items() if not self._breakers.withheld(name))
 
     async def call(self, invocation: Invocation) -> Outcome:
-        """Never raises for what a tool or the ToolServer does. Raises BudgetExhausted, JournalBroken; cancellation passes through."""
+        """Never raises for what a tool or the ToolServer does. Raises BudgetExhausted, JournalBroken; cancellation passes through.
+
+        Raises Unreachable only for a call that an earlier process sent, when this one has never reached the ToolServer.
+        """
         known = self._journal.settled(EventKind.TOOL_SETTLED, invocation.key)
         if known is not None:
             return Outcome.from_json(known.data["outcome"])
@@ -150,7 +153,12 @@ class FunctionHandler:
             delivery.permits.release()
 
     async def _resume(self, invocation: Invocation, intent: dict[str, Any]) -> Outcome:
-        """A call that an earlier process intended: what the journal says of it is what was, or would have been, sent."""
+        """A call that an earlier process intended: what the journal says of it is what was, or would have been, sent.
+
+        Raises Unreachable when this process has never reached the ToolServer: the call stays open for the next resume.
+        """
+        if self._catalog.known is None:
+            await self.catalog()
         again = self._journal.settled(EventKind.TOOL_INTENDED, invocation.key + _AGAIN)
         sent = again.data if again is not None else intent
         delivery = Delivery(

@@ -75,7 +75,11 @@ class Tools(Protocol):
         """The live tool list, tools withheld by an open breaker left out. Raises Unreachable when it was never seen."""
 
     async def call(self, invocation: Invocation) -> Outcome:
-        """Never raises for what a tool or the ToolServer does. Raises BudgetExhausted; cancellation passes through."""
+        """Never raises for what a tool or the ToolServer does. Raises BudgetExhausted; cancellation passes through.
+
+        Raises Unreachable for a call that an earlier process sent, when this process has never reached the ToolServer:
+        to settle it as unknown would throw away an outcome that can still be asked for.
+        """
 
     async def close(self) -> None:
         """End the session. Never raises."""

@@ -46,6 +46,16 @@ class SessionKeeper:
             assert self._session_id is not None  # noqa: S101 - for the type checker
             return self._session_id
 
+    async def existing(self) -> str | None:
+        """The open session, or the one of an earlier process if that still lives. Opens none and never raises."""
+        async with self._turn:
+            if self._session_id is None and self._earlier is not None:
+                try:
+                    await self._adopt(self._earlier)
+                except ClientProblem as problem:
+                    _log.warning("the session %s could not be looked at: %s", self._earlier, problem)
+            return self._session_id
+
     def lost(self, session_id: str, why: str) -> None:
         """The ToolServer says that the session is gone. The next `ensure` opens another."""
         if session_id == self._session_id:

@@ -41,10 +41,13 @@ class Settlement:
         """The outcome, with the run's folder brought up to date. Raises what the summariser raises."""
         known, kind = settled.known, settled.meaning.kind
         pictures: list[Picture] = []
+        problem = ""
         if settled.meaning.executed != "none":
-            await self._fetch(settled, session_lost=session_lost)
-            pictures = await self._keep_pictures(known, call_id, session_lost=session_lost)
+            session_id = None if session_lost else await self._keeper.existing()
+            problem = await self._fetch(settled, session_id)
+            pictures = await self._keep_pictures(known, call_id, session_id)
             known = _with_pictures(known, pictures)
+        notices = (self._keeper.notice(invocation.task_id), f"[{problem}]" if problem else "")
         report = Report(
             kind,
             settled.code,
@@ -52,7 +55,7 @@ class Settlement:
             self.advice_for(settled, session_lost=session_lost),
             known,
             settled.detail,
-            tuple(notice for notice in (self._keeper.notice(invocation.task_id),) if notice),
+            tuple(notice for notice in notices if notice),
             tuple(pictures),
         )
         return Outcome(
@@ -98,29 +101,33 @@ class Settlement:
         shown = ", ".join(sorted(names)[:_MAX_NAMES]) or "none"
         return f"{invocation.tool[:80]!r} is not the name of a tool.{guess} The tools are: {shown}."
 
-    async def _fetch(self, settled: Settled, *, session_lost: bool) -> None:
-        session_id, known = self._keeper.session_id, settled.known
-        if session_id is None or session_lost:
-            return
+    async def _fetch(self, settled: Settled, session_id: str | None) -> str:
+        """Bring the run's folder up to date; what the model must know if that is not possible."""
+        known = settled.known
         changed = list(known.workspace_changed or [])
+        if session_id is None:
+            return (
+                f"The session ended before the files that this call changed could be fetched: {', '.join(changed)[:500]}"
+                if changed
+                else ""
+            )
         abrupt = settled.meaning.kind is OutcomeKind.UNKNOWN or (settled.code in _ABRUPT and not changed)
         paths = changed + [
             str(artifact["path"]) for artifact in known.artifacts if isinstance(artifact.get("path"), str)
         ]
-        await self._sync.pull(session_id, paths, everything=abrupt or known.workspace_changed_more)
+        return await self._sync.pull(session_id, paths, everything=abrupt or known.workspace_changed_more)
 
-    async def _keep_pictures(self, known: RemoteOutcome, call_id: str, *, session_lost: bool) -> list[Picture]:
+    async def _keep_pictures(self, known: RemoteOutcome, call_id: str, session_id: str | None) -> list[Picture]:
         """Pictures that are no artifact of the call yet are put into the workspace, where report and model find them."""
         saved = iter([a for a in known.artifacts if str(a.get("media_type")).startswith("image/")])
-        session_id, kept = self._keeper.session_id, []
+        kept = []
         for number, picture in enumerate(pictures_in(known.content), 1):
             artifact = next((a for a in saved if a.get("bytes") == len(picture.data)), None)
             if artifact is not None:
                 kept.append(replace(picture, path=str(artifact["path"])))
                 continue
             name = picture_name(picture, call_id, number)
-            there = None if session_lost else session_id
-            kept.append(replace(picture, path=name if await self._sync.add(there, name, picture.data) else None))
+            kept.append(replace(picture, path=name if await self._sync.add(session_id, name, picture.data) else None))
         return kept
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import IO
 
 from agent.tools.text import size
-from agent.tools.workspace_store import NotKept, WorkspaceStore
+from agent.tools.workspace_store import NotKept, WorkspaceStore, safe_parts
 from agent.toolserver_client.client import ToolServerClient
 from agent.toolserver_client.errors import ClientProblem, ToolServerAnswer
 
@@ -47,15 +47,16 @@ class WorkspaceSync:
             finally:
                 self._flush()
 
-    async def pull(self, session_id: str, changed: list[str], *, everything: bool) -> None:
+    async def pull(self, session_id: str, changed: list[str], *, everything: bool) -> str:
         """Fetch what changed and apply what was deleted; `everything` compares the whole workspace.
 
-        Never raises for the ToolServer or the disk: what could not be fetched is noted, and tried again with the next call.
+        Never raises for the ToolServer or the disk. What could not be fetched is noted, told in the answer (else empty), and
+        tried again with the next call.
         """
-        if not changed and not everything and not self._pending:
-            return
+        if not (changed or everything or self._pending or self._all_pending):
+            return ""
         async with self._turn:
-            self._pending |= {path.strip("/") for path in changed}
+            self._pending |= {path.rstrip("/") for path in changed}
             self._all_pending |= everything
             try:
                 if self._all_pending or len(self._pending) >= MANY:
@@ -72,12 +73,12 @@ class WorkspaceSync:
                     if self._pending
                     else "The changed files"
                 )
-                self._notes.append(
-                    f"{what} could not be fetched from the session: {problem.message} "
-                    "The run's folder has their state from before."
-                )
+                told = f"{what} could not be fetched from the session: {problem.message}"
+                self._notes.append(f"{told} The run's folder has their state from before.")
+                return told
             finally:
                 self._flush()
+        return ""
 
     async def add(self, session_id: str | None, path: str, data: bytes) -> bool:
         """Keep a file of our own making in the store and, if there is one, in the session; whether the store has it."""
@@ -123,6 +124,7 @@ class WorkspaceSync:
 
     async def _pull_file(self, session_id: str, path: str) -> None:
         try:
+            safe_parts(path)
             async with self._client.get_file(session_id, path) as download:
                 with self._store.writer(path) as target:
                     if download.bytes_total is not None:
@@ -137,7 +139,13 @@ class WorkspaceSync:
                 raise
             if refused.code == "file_not_found":
                 self._store.delete(path)
-            # else a folder, a link or a device: only regular files are kept
+            else:
+                self._no_file(path)
+
+    def _no_file(self, path: str) -> None:
+        """A folder, link or device: only regular files are kept, but one that had the name before is gone."""
+        if path in self._store.files():
+            self._store.delete(path)
 
     def _leave_out(self, path: str, why: str) -> None:
         """An older copy must not pass for the file."""
@@ -164,13 +172,15 @@ class WorkspaceSync:
         try:
             with tarfile.open(fileobj=archive, mode="r:") as tar:
                 for member in tar:
-                    path = member.name.removeprefix("./").strip("/")
-                    if not member.isreg() or (wanted is not None and path not in wanted):
+                    path = member.name.removeprefix("./").rstrip("/")
+                    if wanted is not None and path not in wanted:
                         continue
                     present.add(path)
-                    content = tar.extractfile(member)
+                    content = tar.extractfile(member) if member.isreg() else None
                     if content is not None:
                         self._keep(path, content, member.size)
+                    else:
+                        self._no_file(path)
         except (tarfile.TarError, EOFError) as problem:
             self._notes.append(
                 f"The archive of the workspace can't be read ({problem}); the run's folder may be behind."

@@ -9,6 +9,7 @@ import json
 import os
 import resource
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,8 @@ def main() -> None:
 
     third_party.enable()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    Path("/proc/self/oom_score_adj").write_text("1000")  # before the server, if one has to go
+    with suppress(OSError):  # /proc may be closed
+        Path("/proc/self/oom_score_adj").write_text("1000")  # before the server, if one has to go
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints goes to the log
     while line := sys.stdin.buffer.readline():

@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import traceback
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from sandbox_images.web import settings as web_settings
 from sandbox_images.web.calls import Calls
 
 _TOOLS = Path(__file__).with_name("tools.json")
+_VERSION = "1"  # of the tools; the image's tag is that of the package, whose metadata is not in the image
 _NO_WORKSPACE = ("toolcrib/file.", "toolcrib/archive.")
 
 
@@ -117,7 +117,7 @@ class Server:
 
     def _answer(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         if method == "initialize":
-            return mcp.initialize_result(params, "toolcrib-web", _version(), worker=True)
+            return mcp.initialize_result(params, "toolcrib-web", _VERSION, worker=True)
         if method == "ping":
             return {}
         if method == "tools/list":
@@ -134,13 +134,6 @@ class Server:
         if method.startswith(_NO_WORKSPACE):
             raise mcp.ProtocolError(mcp.METHOD_NOT_FOUND, f"{method}: the web image has no workspace and no files")
         raise mcp.ProtocolError(mcp.METHOD_NOT_FOUND, f"there is no method {method[:100]}")
-
-
-def _version() -> str:
-    try:
-        return version("toolcrib")
-    except PackageNotFoundError:  # in the image only the folder is copied
-        return "0"
 
 
 def _memory_bytes() -> int:

@@ -94,7 +94,7 @@ class WebFetch:
             read.get("title", ""),
             read.get("text"),
             details,
-            cut=not binary and (page.cut or read.get("shortened", False)),
+            cut=not binary and (page.cut or bool(read.get("shortened"))),
         )
         if page.status >= 400:
             raise _http_error(document)

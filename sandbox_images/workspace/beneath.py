@@ -99,7 +99,7 @@ class Workspace:
 
     def open(self, path: str, flags: int, mode: int = NEW_FILE_MODE) -> int:
         """A descriptor of what `path` names. Symbolic links that stay inside are followed unless O_NOFOLLOW is given."""
-        flags |= os.O_CLOEXEC | os.O_NOCTTY
+        flags |= os.O_CLOEXEC  # openat2 refuses flags that make no sense together, so nothing else is added
         if self._openat2:
             how = _How(flags, mode if flags & os.O_CREAT else 0, BENEATH_NO_MAGICLINKS)
             name = ctypes.c_char_p(os.fsencode(path))

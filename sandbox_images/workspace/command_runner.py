@@ -116,10 +116,7 @@ def _end_rest() -> int:
                 pass
         except ChildProcessError:
             return len(killed)
-        shown = processes.table()
-        found = {pid for pid in processes.descendants({os.getpid()}, shown) if not shown[pid][1]}
-        processes.kill_all(found)
-        killed |= found
+        killed |= processes.kill_all(lambda: processes.living_below({os.getpid()}))
         try:
             os.wait()  # a direct child was among them, so this returns
         except ChildProcessError:
@@ -135,5 +132,4 @@ def ask_to_end(runner: int) -> None:
 
 def kill_below(runner: int) -> None:
     """SIGKILL to everything below the runner, which then reports and ends."""
-    shown = processes.table()
-    processes.kill_all({pid for pid in processes.descendants({runner}, shown) if not shown[pid][1]})
+    processes.kill_all(lambda: processes.living_below({runner}))

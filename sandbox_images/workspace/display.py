@@ -8,6 +8,7 @@ import os
 import sys
 import types
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 Send = Callable[[str, bytes, str], None]  # media type, data, "display" or "result"
@@ -24,26 +25,32 @@ METHODS = (
 BACKEND = "toolcrib_figures"
 
 
+class FigureBackend:
+    """Finds our matplotlib backend when matplotlib asks for it, so that matplotlib is imported by the user's code, not by ours."""
+
+    def __init__(self, displays: Displays) -> None:
+        self._displays = displays
+
+    def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
+        return ModuleSpec(name, self) if name == BACKEND else None  # type: ignore[arg-type]
+
+    def create_module(self, _spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
+
+        module.__dict__.update(FigureCanvas=FigureCanvasAgg, show=self._displays.show)
+
+
 class Displays:
     def __init__(self, send: Send) -> None:
         self._send = send
         os.environ["MPLBACKEND"] = f"module://{BACKEND}"
-        backend = types.ModuleType(BACKEND, "Shows figures as pictures of the call.")
-        backend.__dict__["__getattr__"] = (
-            self._backend_attribute
-        )  # matplotlib is imported by the user's code, not by ours
-        sys.modules[BACKEND] = backend
+        sys.meta_path.append(FigureBackend(self))
 
-    def _backend_attribute(self, name: str) -> Any:
-        if name == "FigureCanvas":
-            from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
-
-            return FigureCanvasAgg
-        if name == "show":
-            return self._show
-        raise AttributeError(name)
-
-    def _show(self, *_args: Any, **_options: Any) -> None:
+    def show(self, *_args: Any, **_options: Any) -> None:
+        """What `plt.show()` does."""
         self.flush_figures()
 
     def display(self, *values: Any, **_options: Any) -> None:

@@ -44,24 +44,21 @@ class Family:
         killed: set[int] = set()
         until = time.monotonic() + PATIENCE_S
         while True:
-            found, _ = self.leftovers(interpreter)
+            found = self.leftovers(interpreter)[0]
             if not found:
                 return len(killed), True
             if time.monotonic() > until:
                 return len(killed), False
-            processes.kill_all(found)
-            killed |= found
+            killed |= processes.kill_all(lambda: self.leftovers(interpreter)[0])
             yield
 
     def end_all(self) -> None:
         """At the worker's own end: kill everything below it, and as PID 1 everything there is."""
         until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
-            shown = processes.table()
-            found = {pid for pid in processes.descendants({self._me}, shown) if not shown[pid][1]}
             if self._me == 1:
                 processes.send_signal(-1, 9)
-            processes.kill_all(found)
+            found = processes.kill_all(lambda: processes.living_below({self._me}))
             try:
                 os.waitpid(-1, 0 if found else os.WNOHANG)
             except ChildProcessError:

@@ -182,6 +182,7 @@ class Interpreter:
     def _run(self, message: dict[str, Any]) -> None:
         self.control.nonce = message["nonce"]
         notes = self.surroundings.restore()
+        self.control.send("began", {})
         self._signal(signal.SIGINT, self._default)
         try:
             outcome = self.runner.run(message["code"], message["cell"], self.displays)

@@ -23,6 +23,7 @@ from sandbox_images.workspace.rich_output import RichOutput
 from sandbox_images.workspace.shell_tools import no_process
 
 INTERRUPT_GRACE_S, EXIT_GRACE_S, REAP_S = 1.0, 0.5, 1.0
+MAX_ATTEMPTS = 3  # at starting a call in an interpreter that dies before it begins
 GONE = "All variables and imports are gone"
 FRESH = "The interpreter was restarted ({why}): variables, functions and imports of earlier calls are gone."
 
@@ -35,7 +36,7 @@ class Running:
         self.nonce = os.urandom(16).hex()
         self.rich = RichOutput(call, host.artifacts, cell)
         self.stopping: str | None = None
-        self.killed = False
+        self.began, self.killed = False, False
         self.cpu_before, self.cpu_after = 0.0, 0.0
         self.done: dict[str, Any] | None = None
         self.peak_bytes: int | None = None
@@ -64,7 +65,7 @@ class InterpreterHost:
         self._on_end: Callable[[int], None] | None = None
         self._reaped: Callable[[], None] | None = None
         self._last_pid, self._file_limit = 0, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-        self._settling = False
+        self._settling, self._attempts = False, 0
 
     # ---- the process
 
@@ -112,7 +113,10 @@ class InterpreterHost:
         elif kind == "reaped" and self._reaped is not None:
             self._reaped()
         elif running is not None and head.get("nonce") == running.nonce:
-            if kind == "display":
+            if kind == "began":
+                running.began, self._attempts = True, 0
+                self._cells_here += 1
+            elif kind == "display":
                 self._process_output_first()
                 running.rich.add(str(head.get("mime")), data, str(head.get("where")))
             elif kind == "done" and running.done is None and not running.killed:
@@ -164,7 +168,6 @@ class InterpreterHost:
         self._last_pid = processes.last_pid()
         running.cpu_before = processes.cpu_seconds(process.pid) or 0.0
         processes.reset_peak(process.pid)
-        self._cells_here += 1
         process.send({"kind": "run", "nonce": running.nonce, "cell": running.cell, "code": call.arguments["code"]})
 
     def _done(self, running: Running, head: dict[str, Any]) -> None:
@@ -250,8 +253,8 @@ class InterpreterHost:
     def _kill(self, running: Running) -> None:
         if self._running is running and self._process is not None and not running.killed:
             running.killed = True
-            found, _ = self._family.leftovers(self._process.pid)
-            processes.kill_all({self._process.pid, *found})
+            pid = self._process.pid
+            processes.kill_all(lambda: {pid, *self._family.leftovers(pid)[0]})
 
     def _process_ended(self, process: InterpreterProcess, status: int) -> None:
         process.close()
@@ -271,7 +274,12 @@ class InterpreterHost:
         running = self._running
         code, name = processes.describe_end(status)
         how = f"killed by {name}" if name else f"it ended with exit code {code}"
-        if running is not None:
+        if running is not None and not running.began and running.stopping is None and self._attempts < MAX_ATTEMPTS:
+            self._attempts += 1  # it was killed from elsewhere and nothing of this call ran: a fresh one takes it
+            self._release(running)
+            self._queue.appendleft(running.call)
+            self._lost = how if self._cells_here else self._lost
+        elif running is not None:
             self._release(running)
             ending = self._death(running, how, code, name)
             self._notebook.add(running.call.arguments["code"], running.cell, running.call, ending, running.rich.outputs)

@@ -80,7 +80,8 @@ class InterpreterProcess:
             processes.become_child(session=True)
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             for kind, values in limits.items():
-                resource.setrlimit(kind, values)
+                with suppress(ValueError):  # the worker has set a lower bound from outside already
+                    resource.setrlimit(kind, values)
             os.fchdir(folder)
             null = os.open(os.devnull, os.O_RDONLY)
             for source, fd in ((null, 0), (out, 1), (err, 2)):

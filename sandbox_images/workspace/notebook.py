@@ -14,6 +14,7 @@ from sandbox_images.workspace.calls import Call, Ending, ToolFailure
 from sandbox_images.workspace.file_store import FileStore
 
 MAX_KEPT_BYTES = 4 << 20  # compressed; beyond it the oldest outputs go
+SMALL_BYTES = 1024  # a cell below it is kept as it is
 DEFAULT_PATH = "session.ipynb"
 
 
@@ -51,7 +52,9 @@ class Notebook:
         self._keep({"cell_type": "markdown", "metadata": {}, "source": "*The interpreter was restarted here.*"})
 
     def _keep(self, cell: dict[str, Any]) -> None:
-        packed = zlib.compress(json.dumps(cell).encode(), 1)
+        packed = json.dumps(cell).encode()
+        if len(packed) > SMALL_BYTES:
+            packed = zlib.compress(packed, 1)
         self._cells.append(packed)
         self._bytes += len(packed)
         while self._bytes > MAX_KEPT_BYTES and len(self._cells) > 1:
@@ -63,7 +66,7 @@ class Notebook:
         path = clean(call.arguments.get("path") or DEFAULT_PATH)
         if not path.endswith(".ipynb"):
             raise ToolFailure("The path of a notebook must end in .ipynb.", "invalid", "/path")
-        cells = [json.loads(zlib.decompress(packed)) for packed in self._cells]
+        cells = [json.loads(packed if packed.startswith(b"{") else zlib.decompress(packed)) for packed in self._cells]
         if self._dropped:
             text = f"*The first {self._dropped} cells of the session were too large to keep.*"
             cells.insert(0, {"cell_type": "markdown", "metadata": {}, "source": text})

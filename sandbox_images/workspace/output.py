@@ -119,6 +119,9 @@ class Output:
         """`log`: all of it goes to the spool from the first byte, and the spool stays open when this output is closed."""
         self.limit, self.spool, self._log = limit, spool, log
         self.stdout, self.stderr, self.result = Stream(limit), Stream(limit), Stream(limit)
+        self._made: tuple[tuple[int, int, bool], tuple[dict[str, str], bool, int]] | None = (
+            None  # they are asked for more than once
+        )
         self._early: list[bytes] | None = None if log else []  # all of it in order, until the limit is passed
 
     @property
@@ -152,6 +155,12 @@ class Output:
 
     def texts(self) -> tuple[dict[str, str], bool, int]:
         """The text of each stream by name, whether they say the bytes exactly, and how many bytes of them they hold."""
+        state = (self.total, self.limit, self.spool.incomplete)
+        if self._made is None or self._made[0] != state:
+            self._made = (state, self._texts())
+        return self._made[1]
+
+    def _texts(self) -> tuple[dict[str, str], bool, int]:
         shown: dict[str, str] = {}
         kept, exact, shares = 0, True, self._shares()
         for name in self.NAMES:

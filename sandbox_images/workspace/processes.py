@@ -6,8 +6,10 @@ import ctypes
 import os
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
+MAX_LOOKS = 50
 libc = ctypes.CDLL(None, use_errno=True)
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
 
@@ -57,17 +59,35 @@ def descendants(roots: set[int], processes: dict[int, tuple[int, bool]]) -> set[
     return found - roots
 
 
+def living_below(roots: set[int]) -> set[int]:
+    """Everything below `roots` that is no zombie."""
+    shown = table()
+    return {pid for pid in descendants(roots, shown) if not shown[pid][1]}
+
+
 def send_signal(pid: int, signum: int) -> None:
     """No error when the process is gone."""
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signum)
 
 
-def kill_all(pids: set[int]) -> None:
-    """Stop all of them first, so that none can fork while its neighbours die, then kill."""
-    for signum in (signal.SIGSTOP, signal.SIGKILL):
-        for pid in pids:
-            send_signal(pid, signum)
+def kill_all(find: Callable[[], set[int]]) -> set[int]:
+    """Kill all that `find` finds, and what those fork meanwhile; who they were.
+
+    All are stopped first, those too that appear between two looks: only when nothing moves any more is anything killed,
+    since each process that dies makes room for another fork.
+    """
+    stopped: set[int] = set()
+    for _ in range(MAX_LOOKS):
+        found = find()
+        for pid in found - stopped:
+            send_signal(pid, signal.SIGSTOP)
+        if found <= stopped:
+            break
+        stopped |= found
+    for pid in stopped:
+        send_signal(pid, signal.SIGKILL)
+    return stopped
 
 
 def last_pid() -> int:

@@ -31,6 +31,7 @@ class Command:
         self.close_stdin_after = False
         self.report_fd = -1
         self.report: Report | None = None
+        self.background = False
         self.stopping: str | None = None  # the end it was stopped with
         self._ladder: Timer | None = None
         self._kills = 0
@@ -47,6 +48,7 @@ class Command:
         background: bool,
     ) -> None:
         """Start it. `stdin`: a descriptor to read from, or None for a pipe that `write` feeds. Raises OSError."""
+        self.background = background
         ends: list[int] = []
         try:
             pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(3 if stdin is not None else 4)]
@@ -117,16 +119,30 @@ class Command:
             self._ladder.cancel()
 
     def _on_report(self) -> None:
-        """The report, or the end of a runner that was killed before it could report."""
+        """The report of a command line that has ended. A foreground command answers when its runner is gone, too."""
+        if self._take_report() and self.background:
+            self.on_end(self.report)
+
+    def _take_report(self) -> bool:
+        """False when there is nothing to read yet."""
+        if self.report_fd < 0:
+            return True
         line = read_ready(self.report_fd)
         if line is None:
-            return
+            return False
         if line:
             self.report = Report.decode(line)
         self.loop.unwatch(self.report_fd)
         os.close(self.report_fd)
         self.report_fd = -1
-        self.on_end(self.report)
+        return True
+
+    def runner_gone(self) -> None:
+        """To be called when the runner has ended; without a report it was killed."""
+        had_ended = self.report_fd < 0 and self.background
+        self._take_report()
+        if not had_ended:
+            self.on_end(self.report)
 
     def write(self, data: bytes, *, eof: bool) -> None:
         """Queue text for its stdin. Raises ToolFailure."""

@@ -92,7 +92,7 @@ class ShellTools:
         finally:
             os.close(stdin)
         call.stop = command.stop
-        self._family.add(command.runner, lambda _status, _cpu: None)
+        self._family.add(command.runner, lambda _status, _cpu: command.runner_gone())
         self._quota.watch(running)
 
     def _launch(self, command: Command, arguments: dict[str, Any], stdin: int | None, *, background: bool) -> None:
@@ -185,8 +185,7 @@ class ShellTools:
     def _runner_ended(self, job: Job, _status: int) -> None:
         """Nothing that the job started lives any more."""
         job.runner_alive = False
-        if job.running:
-            self._job_ended(job, job.command.report)
+        job.command.runner_gone()
         job.command.close()
         job.command.output.spool.close()
         self._quota.unwatch(job)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Generator
+from contextlib import suppress
 
 from sandbox_images.workspace.beneath import Workspace
 from sandbox_images.workspace.event_loop import Clock
@@ -28,6 +29,10 @@ class Snapshot:
 def scan(workspace: Workspace) -> Generator[None, None, Snapshot]:
     """Walk the tree in slices. Sizes are blocks on disk, so holes are free and a hard link counts once."""
     found, clock = Snapshot(), Clock()
+    mode = os.fstat(workspace.fd).st_mode
+    if mode & 0o700 != 0o700:
+        with suppress(OSError):  # user code has shut itself and us out
+            os.fchmod(workspace.fd, stat.S_IMODE(mode) | 0o700)
     seen: set[int] = set()
     folders = [""]
     while folders:

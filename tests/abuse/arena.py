@@ -95,6 +95,7 @@ def check_body(answer: httpx.Response, server: ServerProcess) -> None:
         "deadline_exceeded",
         "still_running",
         "oom_killed",
+        "disk_full",
         "cancelled",
     )
     for pattern in LEAKS[1:] if spoken else LEAKS:

@@ -52,8 +52,6 @@ def test_killing_parent_and_worker_does_no_harm(arena: Arena) -> None:
         ("exit 3", 3),
         ("false", 1),
         ("exit 137", 137),
-        ("kill -TERM $$", 143),
-        ("kill -9 $$", 137),
         ("no-such-command", 127),
     ],
 )
@@ -66,6 +64,15 @@ def test_an_exit_code_is_told_and_never_taken_for_a_timeout(arena: Arena, comman
     assert "err-1" in detail["structured"]["stderr"]
 
 
+@pytest.mark.parametrize("name", ["TERM", "KILL"])
+def test_a_command_that_a_signal_ends_is_named_and_never_taken_for_a_timeout(arena: Arena, name: str) -> None:
+    answer = arena.shell(f"echo out-1; kill -{name} $$; sleep 9", deadline_s=30)
+    assert (answer.status_code, code_of(answer)) == (500, "tool_crashed")
+    detail = answer.json()["detail"]
+    assert detail["signal"] == f"SIG{name}"
+    assert "out-1" in detail["structured"]["stdout"]
+
+
 def test_exit_42_is_42_every_time(arena: Arena) -> None:
     assert {arena.shell("exit 42").json()["detail"]["exit_code"] for _ in range(40)} == {42}
 
@@ -75,7 +82,7 @@ def test_exit_42_is_42_every_time(arena: Arena) -> None:
     [
         "trap '' TERM INT HUP; while :; do sleep 1; done",
         "sleep 601 | sleep 602",
-        "setsid sleep 603",
+        "setsid --wait sleep 603",
         "(sleep 604 &) ; sleep 605",
     ],
 )

@@ -31,7 +31,9 @@ async def test_many_messages_at_once_are_not_mixed(bench: Bench) -> None:
             got += await sandbox.receive()
         return got
 
-    got, *_ = await asyncio.gather(collect(), *(sandbox.send(line) for line in lines))
+    collecting = asyncio.create_task(collect())
+    await asyncio.gather(*(sandbox.send(line) for line in lines))
+    got = await collecting
     assert sorted(got.splitlines(keepends=True)) == lines
     await sandbox.remove()
 

@@ -74,7 +74,7 @@ def test_killed_with_its_own_toolserver_while_a_tool_runs(agent: AgentFolder) ->
     kill_at(agent, EventKind.TOOL_INTENDED, "t1/a1/actor/s2/c0")
     resumed = agent.command("resume", agent.run_id)
     lines = (agent.run_folder / "workspace" / "counter.txt").read_text().split()
-    assert resumed.returncode in {0, 1, 5}, resumed.stderr
+    assert resumed.returncode == 0, resumed.stderr
     assert max(Counter(lines).values()) == 1
     assert lines[0] == "one"
     settled = {

@@ -15,6 +15,7 @@ from toolserver.errors import Code, RuntimeUnavailable, StoreUnavailable, ToolSe
 from toolserver.telemetry import trace_id
 
 _log = logging.getLogger(__name__)
+_WITH_RETRY_AFTER = (429, 503)
 _STATUSES = {404: Code.NOT_FOUND, 405: Code.METHOD_NOT_ALLOWED}
 
 
@@ -24,8 +25,14 @@ def json_answer(body: Any, status: int = 200, headers: dict[str, str] | None = N
 
 def call_answer(answer: Answer, *, replayable: bool) -> Response:
     """`replayable`: the request had an Idempotency-Key, so its answer says when it is a stored one."""
-    headers = {"Idempotent-Replay": "true"} if replayable and answer.replayed else None
+    headers = {"Idempotent-Replay": "true"} if replayable and answer.replayed else {}
+    if answer.status in _WITH_RETRY_AFTER:
+        headers["Retry-After"] = _retry_after(answer.json()["detail"])
     return Response(answer.body, answer.status, headers, media_type="application/json")
+
+
+def _retry_after(detail: dict[str, Any]) -> str:
+    return str(max(1, math.ceil(detail.get("retry_after_s", 1))))
 
 
 def as_error(problem: Exception) -> ToolServerError:
@@ -51,8 +58,8 @@ def error_answer(problem: Exception) -> Response:
     error = as_error(problem)
     detail = error.detail(trace_id())
     headers = dict(problem.headers or {}) if isinstance(problem, HTTPException) else {}
-    if error.status in (429, 503):
-        headers["Retry-After"] = str(max(1, math.ceil(detail.get("retry_after_s", 1))))
+    if error.status in _WITH_RETRY_AFTER:
+        headers["Retry-After"] = _retry_after(detail)
     if error.code is Code.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"
     if error.code is Code.REQUEST_TIMEOUT:

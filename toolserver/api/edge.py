@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 class Edge:
     def __init__(self, app: ASGIApp, services: Services) -> None:
-        self._app, self._services = app, services
+        self._app, self.services = app, services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -53,16 +53,17 @@ class Edge:
     async def _guarded(
         self, scope: MutableMapping[str, Any], receive: Receive, send: Send, header: bytes | None
     ) -> None:
+        scope["app"] = self
         path = scope["path"]
         if path not in _OPEN_PATHS:
-            authenticator = self._services.authenticator
+            authenticator = self.services.authenticator
             scope["toolserver.key"] = authenticator.known(header) or await authenticator.look_up(header)
-        if path not in _PHASELESS_PATHS and self._services.readiness.phase == "starting":
-            self._services.readiness.check_phase()
+        if path not in _PHASELESS_PATHS and self.services.readiness.phase == "starting":
+            self.services.readiness.check_phase()
         await self._app(scope, receive, send)
 
     def _note(self, scope: MutableMapping[str, Any], status: int | None, seconds: float) -> None:
-        metrics = self._services.metrics
+        metrics = self.services.metrics
         metrics.count("toolserver_requests_total", method=_method(scope["method"]), status=str(status or "none"))
         metrics.observe("toolserver_request_seconds", seconds)
         if _log.isEnabledFor(logging.DEBUG):

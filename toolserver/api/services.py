@@ -75,7 +75,7 @@ class Services:
 
 
 def services(request: Request) -> Services:
-    return cast(Services, request.app.state.services)
+    return cast(Services, request.app.services)
 
 
 def caller(request: Request, scope: str) -> Key:

@@ -179,7 +179,9 @@ class Executor:
         except ToolServerError as error:
             answer, told = self._refused(call, error)
         except RuntimeUnavailable as problem:
-            answer, told = self._refused(call, ToolServerError(Code.RUNTIME_UNAVAILABLE, str(problem), call.call_id))
+            answer, told = self._refused(
+                call, ToolServerError(Code.RUNTIME_UNAVAILABLE, f"Nothing was run: {problem}", call.call_id)
+            )
         except asyncio.CancelledError:
             if call.abort_error is None:
                 raise

@@ -14,6 +14,7 @@ from toolserver.errors import Code, Effects, ToolServerError, invalid_all
 from toolserver.runtime.base import SandboxEnd
 from toolserver.sandbox.stdio_client import INVALID_PARAMS, RESPONSE_TOO_LARGE, RpcError
 
+_TELLING = 10  # a tool's own message with fewer characters than this tells too little by itself
 _CODES: dict[str, tuple[Code, str]] = {
     "failed": (Code.TOOL_FAILED, "The tool ran and failed; its output says why."),
     "crashed": (Code.TOOL_CRASHED, "The tool's process died before the call was done."),
@@ -64,7 +65,9 @@ def refusal(outcome: Outcome, call_id: str) -> ToolServerError | None:
     extra = dict(outcome.fields)
     if outcome.end == "deadline":
         extra["type"] = "timeout"
-    return ToolServerError(code, outcome.message or usual, call_id, extra=extra, effects=_POSSIBLE.get(outcome.end))
+    message = outcome.message.strip()
+    told = message if len(message) >= _TELLING else f"{usual} {message}".strip()
+    return ToolServerError(code, told, call_id, extra=extra, effects=_POSSIBLE.get(outcome.end))
 
 
 def stopped_hard(end: str, call_id: str, content: list[dict[str, Any]]) -> ToolServerError:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import IO, Literal
 
 from toolserver.images.debian_base import REFERENCE as DEBIAN_REFERENCE
-from toolserver.images.debian_base import debian_tarball
+from toolserver.images.debian_base import cache_dir, debian_tarball
 from toolserver.images.definition import ImageBuildError, ImageDefinition, base_definition, tool_definitions
 from toolserver.images.engine import ImageEngine, Progress
-from toolserver.images.wheels import download_wheels
+from toolserver.images.wheels import cached_wheels
 
 DEFAULT_BASE = "python:3.12-slim"
 INPUTS, MADE_FROM = "toolcrib.inputs", "toolcrib.base"
@@ -90,12 +90,10 @@ def _tool(engine: ImageEngine, definition: ImageDefinition, progress: Progress) 
     inputs = f"{definition.digest()}-{base_id.removeprefix('sha256:')[:12]}"
     if engine.labels(definition.tagged).get(INPUTS) == inputs:
         return BuiltImage(definition.name, definition.tagged, "up_to_date", _since(started))
-    with tempfile.TemporaryDirectory(prefix="toolcrib-wheels-") as folder:
-        python, machine = engine.run(base, ASK_PYTHON).split()
-        progress(f"{definition.tagged}: packages for Python {python} on {machine}")
-        download_wheels(definition.requirements, python, machine, Path(folder))
-        with _context(definition, Path(folder)) as context:
-            engine.build(context, definition.tagged, {"BASE": base}, {INPUTS: inputs}, progress)
+    python, machine = engine.run(base, ASK_PYTHON).split()
+    wheels = cached_wheels(definition.requirements, python, machine, cache_dir() / "wheels", progress)
+    with _context(definition, wheels) as context:
+        engine.build(context, definition.tagged, {"BASE": base}, {INPUTS: inputs}, progress)
     return BuiltImage(definition.name, definition.tagged, "built", _since(started))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Self
@@ -25,10 +26,14 @@ class ImageEngine:
 
     def __init__(self, docker_host: str | None) -> None:
         found = kwargs_from_env()
-        tls = found.get("tls")
+        tls, place = found.get("tls"), str(docker_host or found.get("base_url") or "unix:///var/run/docker.sock")
         try:
+            if place.startswith("unix://"):
+                # the SDK does not close a socket that could not connect, so it is tried first
+                with socket.socket(socket.AF_UNIX) as trial:
+                    trial.connect(place.removeprefix("unix://"))
             self._client = docker.APIClient(
-                base_url=docker_host or found.get("base_url"),
+                base_url=place,
                 tls=tls if isinstance(tls, TLSConfig) else False,
                 version="auto",
                 timeout=QUICK_S,

@@ -2,7 +2,7 @@
 
     <state>/bubblewrap/sessions/<session>/workspace/     bound at /workspace
     <state>/bubblewrap/sessions/<session>/users/         passwd and group of the sandbox
-    <state>/bubblewrap/processes/<sandbox>               "pid start-time" of bwrap, and the session's id
+    <state>/bubblewrap/processes/<sandbox>               "pid start-time" of its first process, and the session's id
     <state>/bubblewrap/etc-none, etc-open                /etc without and with a network
 Blocking: call it in a thread.
 """

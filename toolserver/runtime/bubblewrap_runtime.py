@@ -142,15 +142,19 @@ class BubblewrapRuntime(SandboxRuntime):
 
     async def _take(self, spec: SandboxSpec, monitor: asyncio.subprocess.Process, told: int) -> BubblewrapSandbox:
         try:
-            first = os.pidfd_open(await first_process(told, self._settings.start_timeout_s))
+            pid = await first_process(told, self._settings.start_timeout_s)
+            # noted before anything else: when the server is killed and is root, the kernel does not let bwrap, which has
+            # no capability left, end the first process of another user; it ends itself when its stdin does, else in `sweep`
+            self._folders.remember(spec.sandbox_id, spec.session_id, pid)
+            first = os.pidfd_open(pid)
         except (RuntimeUnavailable, ProcessLookupError) as problem:
             with contextlib.suppress(ProcessLookupError):
                 monitor.kill()
             _, said = await monitor.communicate()
+            self._folders.forget(spec.sandbox_id)
             raise RuntimeUnavailable(_why_not(said.decode("utf-8", "replace"), root=self._root)) from problem
-        sandbox = BubblewrapSandbox(spec, monitor, first, lambda: self._forget(spec.sandbox_id), lambda: False)
+        sandbox = BubblewrapSandbox(spec, monitor, first, lambda: self._forget(spec.sandbox_id))
         self._sandboxes[spec.sandbox_id] = sandbox
-        self._folders.remember(spec.sandbox_id, spec.session_id, monitor.pid)
         return sandbox
 
     def _forget(self, sandbox_id: str) -> None:

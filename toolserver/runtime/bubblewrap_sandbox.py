@@ -13,6 +13,7 @@ from typing import Literal
 from toolserver.errors import RuntimeUnavailable, SandboxGone
 from toolserver.runtime.base import Sandbox, SandboxEnd, SandboxSpec
 from toolserver.runtime.log_tail import LogTail
+from toolserver.runtime.uninterrupted import uninterrupted
 
 CHUNK = 1 << 18
 GONE_S = 10.0  # for the kernel to end a process namespace
@@ -22,16 +23,11 @@ class BubblewrapSandbox(Sandbox):
     """`monitor` is bwrap itself; the sandbox's first process, whose end is the end of all in it, is held by a pidfd."""
 
     def __init__(
-        self,
-        spec: SandboxSpec,
-        monitor: asyncio.subprocess.Process,
-        first: int,
-        forget: Callable[[], None],
-        out_of_memory: Callable[[], bool],
+        self, spec: SandboxSpec, monitor: asyncio.subprocess.Process, first: int, forget: Callable[[], None]
     ) -> None:
         self.spec = spec
         self._monitor, self._first = monitor, first
-        self._forget, self._out_of_memory = forget, out_of_memory
+        self._forget = forget
         self._killed = False
         self._end: SandboxEnd | None = None
         self._removing, self._writing = asyncio.Lock(), asyncio.Lock()
@@ -82,35 +78,32 @@ class BubblewrapSandbox(Sandbox):
     async def remove(self) -> SandboxEnd:
         async with self._removing:
             if self._end is None:
-                self._end = await self._remove()
+                self._end = await uninterrupted(self._remove())
             return self._end
 
     async def _remove(self) -> SandboxEnd:
-        try:
-            if not self._killed and self._stdout_ended():
-                # about to exit, most often; its own exit code is the truth then
-                await self._exited(0.5)
+        if not self._killed and self._stdout_ended():
+            # about to exit, most often; its own exit code is the truth then
+            await self._exited(0.5)
+        with contextlib.suppress(RuntimeUnavailable):  # what will not go is noted, and swept later
             await self.kill()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(1):
-                    await asyncio.shield(self._logging)
-        finally:
-            self._logging.cancel()
-            _close_pipes(self._monitor)
-            os.close(self._first)
-            out_of_memory = self._out_of_memory()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                await asyncio.shield(self._logging)
+        self._logging.cancel()
+        _close_pipes(self._monitor)
+        os.close(self._first)
+        if self._monitor.returncode is not None:
             self._forget()
-        return self._how(self._monitor.returncode, out_of_memory=out_of_memory)
+        return self._how(self._monitor.returncode)
 
     def _stdout_ended(self) -> bool:
         return self._monitor.stdout is not None and self._monitor.stdout.at_eof()
 
-    def _how(self, code: int | None, *, out_of_memory: bool) -> SandboxEnd:
-        cause: Literal["killed", "oom", "unknown", "exited"] = "exited"
+    def _how(self, code: int | None) -> SandboxEnd:
+        cause: Literal["killed", "unknown", "exited"] = "exited"
         if self._killed:
             cause = "killed"
-        elif out_of_memory and code == 128 + signal.SIGKILL:
-            cause = "oom"
         elif code is None or code < 0 or code == 128 + signal.SIGKILL:
             cause = "unknown"  # bwrap was ended itself, or it tells of a SIGKILL, or the program exits like one
         return SandboxEnd(cause, code, self._log.text())

@@ -50,6 +50,11 @@ def make_client(docker_host: str | None, timeout_s: float) -> docker.APIClient:
     found = kwargs_from_env()
     tls = found.get("tls")
     base_url = docker_host or found.get("base_url") or default_host()
+    if str(base_url).startswith("unix://"):
+        # the SDK does not close a socket that could not connect, so it is tried first
+        with socket.socket(socket.AF_UNIX) as trial:
+            trial.settimeout(timeout_s)
+            trial.connect(str(base_url).removeprefix("unix://"))
     return docker.APIClient(
         base_url=base_url,
         version="auto",

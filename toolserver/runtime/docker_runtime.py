@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,9 @@ from toolserver.settings import RuntimeSettings
 
 Result = TypeVar("Result")
 SERVER, SESSION, SANDBOX, IMAGE = "toolcrib.server", "toolcrib.session", "toolcrib.sandbox", "toolcrib.image"
+EXIT_S = 2  # for a container that closed its streams to exit by itself
 FIRST_CGROUPNS_VERSION = (1, 41)
+_log = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
@@ -83,10 +86,15 @@ class DockerSandbox(Sandbox):
     async def _remove(self) -> SandboxEnd:
         log = self._stream.log
         try:
-            before = await self._state()
-            if before.get("Running"):
-                await self.kill()
             state = await self._state()
+            if state.get("Running") and self._stream.finished and not self._killed:
+                # the stream is seen to end a moment before the engine notes the exit code
+                with contextlib.suppress(RuntimeUnavailable, Refused):
+                    await self._runtime.engine.call(lambda client: client.wait(self._container, timeout=EXIT_S))
+                state = await self._state()
+            if state.get("Running"):
+                await self.kill()
+                state = await self._state()
             await self._runtime.remove_container(self._container)
         except NotInEngine:
             return SandboxEnd("removed", None, log.text())
@@ -149,6 +157,7 @@ class DockerRuntime(SandboxRuntime):
         return sandbox
 
     async def _start(self, spec: SandboxSpec) -> DockerSandbox:
+        await self._remove_left_over()
         name = f"{self._prefix}-{_checked(spec.sandbox_id)}"
         labels = {SESSION: spec.session_id, SANDBOX: spec.sandbox_id, IMAGE: spec.image}
         request = create_request(
@@ -168,8 +177,14 @@ class DockerRuntime(SandboxRuntime):
                 await stream.close()
             if isinstance(problem, Refused) and problem.status == 409:
                 raise RuntimeUnavailable("A sandbox of this name exists already.") from problem
-            await self._remove_or_remember(name)
+            if isinstance(problem, RuntimeUnavailable):
+                self.remember_to_remove(name)  # asking again would only wait again
+            else:
+                await self._remove_or_remember(name)
             if isinstance(problem, (Refused, NotInEngine)):
+                _log.warning(
+                    "sandbox_not_started", extra={"fields": {"image": spec.image, "engine_said": str(problem)}}
+                )
                 raise RuntimeUnavailable(_why_not_started(spec, problem)) from problem
             raise
         return DockerSandbox(spec, self, name, stream)
@@ -289,4 +304,4 @@ def _why_not_started(spec: SandboxSpec, problem: Exception) -> str:
         return f"The Docker engine has no image {spec.reference}. Build it: toolserver images build"
     if isinstance(problem, Refused) and problem.status == 400:
         return f"The Docker engine could not start the image {spec.image}: its command or a limit does not work there."
-    return f"The Docker engine could not start a sandbox of the image {spec.image}. Its log says why."
+    return f"The Docker engine could not start a sandbox of the image {spec.image}. The server's log says why."

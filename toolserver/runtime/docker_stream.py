@@ -21,6 +21,7 @@ class AttachedStream:
         self._reading, self._writing = asyncio.Lock(), asyncio.Lock()
         self._left, self._to_stderr = 0, False  # of the frame that is being read
         self._ended = False
+        self.finished = False  # the container closed it, not we
         self.log = LogTail()
 
     @classmethod
@@ -71,6 +72,7 @@ class AttachedStream:
         except (OSError, asyncio.IncompleteReadError):
             data = b""
         if not data:
+            self.finished = not self._ended
             self.abort()
         self._left -= len(data)
         if self._to_stderr:

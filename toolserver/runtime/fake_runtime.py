@@ -60,6 +60,9 @@ class FakeSandbox(Sandbox):
             self._killed = True
             self._task.cancel()
         await asyncio.wait([self._task])
+        # a task cancelled before its first step closes nothing itself
+        await self._stdin.close()
+        await self._stdout.close()
 
     async def remove(self) -> SandboxEnd:
         """A script's own mistake is raised here, so that a test fails loudly."""

@@ -27,7 +27,7 @@ class LineBuffer:
     def feed(self, data: bytes) -> list[bytes | Oversized]:
         """The lines that `data` completes, in order, without their newline."""
         if not self._parts and self._dropping is None and data.endswith(b"\n") and data.find(b"\n") == len(data) - 1:
-            return [data[:-1]] if len(data) <= self._max else [Oversized(data[:HEAD_BYTES])]  # the usual case
+            return [data[:-1]] if len(data) - 1 <= self._max else [Oversized(data[:-1][:HEAD_BYTES])]  # the usual case
         *ended, rest = data.split(b"\n")
         lines: list[bytes | Oversized] = []
         for piece in ended:

@@ -76,7 +76,9 @@ def _connect(path: Path) -> Engine:
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
         # a deferred transaction that turns into a writer fails at once when another writes, whatever the busy timeout
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.info.get("writes", True) else "BEGIN")
+        raw = connection.connection.driver_connection
+        if isinstance(raw, sqlite3.Connection):  # straight to the driver: this is half the cost of a small transaction
+            raw.execute("BEGIN IMMEDIATE" if connection.info.get("writes", True) else "BEGIN")
 
     return engine
 
@@ -137,9 +139,9 @@ class Database:
         except StartRefused:
             self.close()
             raise
-        except DatabaseError as problem:
+        except (DatabaseError, sqlite3.Error) as problem:
             self.close()
-            reason = str(problem.orig)
+            reason = str(problem.orig) if isinstance(problem, DatabaseError) else str(problem)
             if "malformed" in reason or "not a database" in reason:
                 raise StartRefused(_damaged(self.path)) from problem
             raise StartRefused(f"The database {self.path} can't be used: {reason}.") from problem
@@ -173,11 +175,12 @@ class Database:
                     return job(self._connection)
             except IntegrityError:
                 raise
-            except DatabaseError as problem:
-                with contextlib.suppress(DatabaseError):
+            except (DatabaseError, sqlite3.Error) as problem:
+                with contextlib.suppress(DatabaseError, sqlite3.Error):
                     self._connection.rollback()
-                if "locked" not in str(problem.orig) or attempt == _ATTEMPTS:
-                    raise StoreUnavailable(str(problem.orig)) from problem
+                reason = str(problem.orig) if isinstance(problem, DatabaseError) else str(problem)
+                if "locked" not in reason or attempt == _ATTEMPTS:
+                    raise StoreUnavailable(reason) from problem
             attempt += 1
             time.sleep(random.uniform(0.01, 0.1))  # noqa: S311 - two waiting writers must not meet again
 

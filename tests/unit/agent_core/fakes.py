@@ -66,6 +66,7 @@ class FakeModel:
         self.requests: list[Request] = []
 
     async def complete(self, request: Request, *, deadline_s: float) -> Reply:
+        assert deadline_s > 0
         self.requests.append(request)
         answer = self._policy(request)
         self._on_reply()
@@ -234,7 +235,7 @@ def prompt(request: Request) -> str:
 
 def task_of(request: Request) -> str:
     """The task that the request is about."""
-    return re.findall(r"^Task (t[\d.]+): ", prompt(request), re.MULTILINE)[-1]
+    return str(re.findall(r"^Task (t[\d.]+): ", prompt(request), re.MULTILINE)[-1])
 
 
 def attempt_of(request: Request) -> int:

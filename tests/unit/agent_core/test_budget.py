@@ -173,6 +173,7 @@ async def test_resume_does_not_give_anything_back_and_a_higher_allowance_goes_on
 async def test_a_reply_that_takes_longer_than_the_run_may_is_cut_off() -> None:
     class Slow(FakeModel):
         async def complete(self, request: Request, *, deadline_s: float) -> Reply:
+            assert request.messages
             assert deadline_s <= 0.3
             await asyncio.sleep(30)
             raise AssertionError

@@ -83,7 +83,7 @@ def test_a_task_is_deleted_together_with_what_needed_it_changed() -> None:
 def test_only_the_task_that_just_ended_may_be_changed_and_becomes_revised(state: TaskState) -> None:
     plan = ended(CHAIN, "t1", state)
     change = [{"op": "modify", "task_id": "t1", "changes": {"goal": "otherwise"}}]
-    with pytest.raises(PlanRefused, match="only pending tasks can be edited"):
+    with pytest.raises(PlanRefused, match="can be edited"):
         edit(plan, change, LIMITS)
     after = edit(plan, change, LIMITS, after_task="t1")
     assert (after["t1"].state, after["t1"].goal) == (TaskState.REVISED, "otherwise")
@@ -104,7 +104,7 @@ def test_a_task_without_revisions_left_can_be_split_but_not_modified() -> None:
 
 def test_a_split_task_must_still_hand_over_its_outputs() -> None:
     plan = made({"outputs": {"n": "count"}}, {"inputs": {"n": "t1.n"}})
-    with pytest.raises(PlanRefused, match="t1 declares n as output, but none of its tasks t1.1, t1.2 does"):
+    with pytest.raises(PlanRefused, match=r"t1 declares n as output, but none of its tasks t1\.1, t1\.2 does"):
         edit(plan, [{"op": "split", "task_id": "t1", "tasks": [draft(), draft()]}], LIMITS)
 
 

@@ -59,12 +59,11 @@ class PlanMachine(RuleBasedStateMachine):
     @rule(operations=st.lists(OPERATIONS, min_size=1, max_size=3))
     def refine(self, operations: list[dict[str, Any]]) -> None:
         before = self.plan
-        frozen = {n.id: n for n in before if n.state not in {TaskState.PENDING} and n.id != self.ended}
+        frozen = {n.id: n for n in before if n.state is not TaskState.PENDING and n.id != self.ended}
         try:
             after = edit(before, operations, LIMITS, after_task=self.ended)
-        except PlanRefused as refused:
-            assert refused.problems
-            assert self.plan == before
+        except PlanRefused:
+            assert self.plan is before
             return
         assert after == apply_operations(before, operations)
         for task_id, node in frozen.items():

@@ -111,11 +111,11 @@ async def test_new_arguments_for_ever_use_the_steps_up_and_the_last_must_submit(
     [
         lambda n: calls((f"invented_{n}", {})),
         lambda n: calls(("look", f'{{"x": {n}')),
-        lambda n: text(""),
+        lambda _: text(""),
         lambda n: text(f"I think about it, {n}"),
-        lambda n: Reply("so lon", (), "length", text("").usage, "fake"),
-        lambda n: LLMFailure(FailureKind.INCOMPLETE, "no finish reason"),
-        lambda n: LLMFailure(FailureKind.FILTERED, "filtered"),
+        lambda _: Reply("so lon", (), "length", text("").usage, "fake"),
+        lambda _: LLMFailure(FailureKind.INCOMPLETE, "no finish reason"),
+        lambda _: LLMFailure(FailureKind.FILTERED, "filtered"),
         lambda n: calls(("subtask_submit", {"result": n})),
     ],
     ids=["invented_tools", "broken_json", "empty", "prose", "cut", "incomplete", "filtered", "invalid_submission"],
@@ -195,7 +195,7 @@ async def test_missing_outputs_are_asked_for_once() -> None:
 
 
 async def test_long_observations_are_clipped_when_the_prompt_no_longer_fits() -> None:
-    server = FakeServer(behave=lambda tool, args: f"{args['x']} " + "row " * 5000)
+    server = FakeServer(behave=lambda _, args: f"{args['x']} " + "row " * 5000)
     steps = count()
     world, submission, asked = await attempt(
         lambda _: submit("read all") if next(steps) >= 8 else calls(("look", {"x": next(steps)})),
@@ -219,7 +219,7 @@ async def test_overflow_is_answered_with_a_shorter_prompt_once() -> None:
             LLMFailure(FailureKind.OVERFLOW, "context_length_exceeded") if seen[-1] > 12_000 else submit("short enough")
         )
 
-    world, submission, asked = await attempt(act, server=FakeServer(behave=lambda *_: "x" * 11_000))
+    _, submission, asked = await attempt(act, server=FakeServer(behave=lambda *_: "x" * 11_000))
     assert submission.result == "short enough"
     assert len(asked) == 3
     assert seen[2] < seen[1]

@@ -157,10 +157,11 @@ def test_report_is_made_again_with_the_same_bytes(runs: Path, tmp_path: Path) ->
     assert Path(done.stdout.strip()) == runs / "runs" / "r-1" / "report.html"
 
 
-def test_a_run_that_is_done_is_not_resumed(runs: Path) -> None:
+def test_resuming_a_run_that_is_done_gives_its_result_again(runs: Path) -> None:
     done = agent("resume", "r-1", cwd=runs, AGENT_LLM__MODEL="m")
-    assert done.returncode == 2
-    assert "nothing to resume" in done.stderr
+    assert (done.returncode, done.stdout) == (0, "It is **fine**.\n")
+    assert "done already" in done.stderr
+    assert (runs / "runs" / "r-1" / "result.json").exists()
 
 
 def test_a_tampered_journal_is_told_and_nothing_runs(runs: Path, tmp_path: Path) -> None:
@@ -170,6 +171,7 @@ def test_a_tampered_journal_is_told_and_nothing_runs(runs: Path, tmp_path: Path)
     database.close()
     done = agent("resume", "r-1", cwd=tmp_path, AGENT_LLM__MODEL="m")
     assert done.returncode == 2
+    assert "hash" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,14 @@ from agent.tools.outcome import Invocation, Outcome
 from agent.tools.workspace_store import WorkspaceStore
 from agent.toolserver_client.client import ToolServerClient
 from tests.unit.function_handler.fake_toolserver import KEY, FakeToolServer
+
+
+async def until(condition: Callable[[], object], limit_s: float = 10.0) -> None:
+    """Return as soon as the condition holds; fail after `limit_s`."""
+    async with asyncio.timeout(limit_s):
+        while not condition():  # noqa: ASYNC110 - it is the other side's state that is looked at
+            await asyncio.sleep(0.002)
+
 
 QUICK = ToolServerSettings(
     wait_s=0.3, deadline_s=5, connect_s=1, max_attempts=6, max_continuations=4, breaker_failures=50

@@ -349,6 +349,10 @@ def _file(request: Request, files: dict[str, bytes], path: str) -> Reply:
 def _tar(files: dict[str, bytes]) -> bytes:
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w") as tar:
+        for folder in sorted({name.rpartition("/")[0] for name in files} - {""}):
+            member = tarfile.TarInfo(folder)
+            member.type = tarfile.DIRTYPE
+            tar.addfile(member)
         for name, content in files.items():
             member = tarfile.TarInfo(name)
             member.size = len(content)

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from agent.errors import Unreachable
 from agent.events import Event, EventKind
 from agent.tools.outcome import OutcomeKind
-from tests.unit.function_handler.conftest import Agent
+from tests.unit.function_handler.conftest import Agent, until
 from tests.unit.function_handler.fake_toolserver import FakeToolServer, refusal
 
 POST = ("POST", "/tools/")
@@ -33,7 +34,7 @@ def kill_at(agent: Agent, kind: EventKind, *, written: bool) -> None:
             raise Killed
         return event
 
-    agent.journal.append = dying  # type: ignore[method-assign]
+    agent.journal.append = dying  # type: ignore[method-assign, assignment]
 
 
 async def test_a_call_is_intended_before_it_is_sent_and_settled_after(agent: Agent, server: FakeToolServer) -> None:
@@ -89,8 +90,7 @@ async def test_an_agent_killed_after_the_tool_ran_takes_the_stored_outcome(
 
 async def test_an_agent_killed_while_the_tool_runs_waits_for_it(agent: Agent, server: FakeToolServer) -> None:
     task = asyncio.create_task(agent.call(arguments={"seconds": 0.5}))
-    while not server.calls:
-        await asyncio.sleep(0.01)
+    await until(lambda: server.calls)
     await agent.client.close()
     events = list(agent.events)
     task.cancel()
@@ -160,8 +160,7 @@ async def test_a_once_call_cut_down_with_its_server_is_unknown_and_not_repeated(
     agent: Agent, server: FakeToolServer
 ) -> None:
     task = asyncio.create_task(agent.call(arguments={"seconds": 20}))
-    while not server.calls:
-        await asyncio.sleep(0.01)
+    await until(lambda: server.calls)
     await server.stop()
     server.crash()
     await server.start()
@@ -222,12 +221,37 @@ async def test_a_server_that_lost_its_memory_proves_nothing(agent: Agent, server
 async def test_an_outcome_nobody_could_ask_for_is_unknown(agent: Agent, server: FakeToolServer) -> None:
     await agent.call("peek")
     task = asyncio.create_task(agent.call(arguments={"seconds": 0.1}, key="t1/a1/actor/s2/c0"))
-    while len(server.calls) < 2:
-        await asyncio.sleep(0.005)
+    await until(lambda: len(server.calls) >= 2)
     await server.stop()
     outcome = await task
     assert outcome.kind is OutcomeKind.UNKNOWN
     assert outcome.executed == "possible"
+
+
+async def test_a_server_that_is_gone_while_a_call_is_followed_leaves_it_unknown(
+    agent: Agent, server: FakeToolServer
+) -> None:
+    task = asyncio.create_task(agent.call(arguments={"seconds": 20}))
+    await until(lambda: server.sent("GET", "/v1/calls/"))
+    await server.stop()
+    outcome = await task
+    assert (outcome.kind, outcome.executed) == (OutcomeKind.UNKNOWN, "possible")
+
+
+async def test_a_resume_without_its_server_leaves_the_call_open_for_the_next(
+    agent: Agent, server: FakeToolServer
+) -> None:
+    kill_at(agent, EventKind.TOOL_SETTLED, written=False)
+    with pytest.raises(Killed):
+        await agent.call()
+    await server.stop()
+    with pytest.raises(Unreachable, match="connection refused"):
+        await agent.again().call()
+    await server.start()
+    with pytest.raises(Unreachable, match="AGENT_TOOLSERVER__API_KEY"):
+        await agent.again(key="wrong").call()
+    assert (await agent.again().call()).kind is OutcomeKind.DONE
+    assert len(server.effects) == 1
 
 
 async def test_five_equal_calls_at_five_places_run_five_times(agent: Agent, server: FakeToolServer) -> None:

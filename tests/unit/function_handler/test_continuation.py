@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent.events import EventKind
 from agent.tools.outcome import OutcomeKind
-from tests.unit.function_handler.conftest import QUICK, Agent
-from tests.unit.function_handler.fake_toolserver import FakeToolServer, done, refusal
+from tests.unit.function_handler.conftest import QUICK, Agent, until
+from tests.unit.function_handler.fake_toolserver import FakeToolServer, Reply, done, refusal
 
 POST = ("POST", "/tools/")
 CALLS = "/v1/calls/"
 
 
-def running(call_id: str = "x", text: str = "so far") -> object:
-    extra = {
+def running(call_id: str = "x", text: str = "so far") -> Reply:
+    extra: dict[str, Any] = {
         "type": "retry",
         "next_calling": "call_wait",
         "arguments": {"call_id": call_id},
@@ -121,8 +122,7 @@ async def test_a_deadline_that_has_passed_ends_the_following(server: FakeToolSer
         server, tmp_path, options={"clock": clock}, settings=QUICK.model_copy(update={"max_continuations": 1000})
     )
     call = asyncio.create_task(agent.call(arguments={"seconds": 60}))
-    while not server.sent("GET", CALLS):
-        await asyncio.sleep(0.01)
+    await until(lambda: server.sent("GET", CALLS))
     now = 1000.0
     outcome = await asyncio.wait_for(call, 5)
     assert outcome.kind is OutcomeKind.TIMEOUT
@@ -131,8 +131,7 @@ async def test_a_deadline_that_has_passed_ends_the_following(server: FakeToolSer
 
 async def test_ctrl_c_cancels_the_call_where_it_runs_and_keeps_the_intent(agent: Agent, server: FakeToolServer) -> None:
     task = asyncio.create_task(agent.call(arguments={"seconds": 60}))
-    while not server.calls:
-        await asyncio.sleep(0.01)
+    await until(lambda: server.calls)
     task.cancel()
     started = time.monotonic()
     with pytest.raises(asyncio.CancelledError):
@@ -149,8 +148,7 @@ async def test_ctrl_c_cancels_the_call_where_it_runs_and_keeps_the_intent(agent:
 
 async def test_ctrl_c_is_not_held_up_by_a_server_that_does_not_answer(agent: Agent, server: FakeToolServer) -> None:
     task = asyncio.create_task(agent.call(arguments={"seconds": 60}))
-    while not server.calls:
-        await asyncio.sleep(0.01)
+    await until(lambda: server.calls)
     server.fault("DELETE", CALLS, "hang_before")
     started = time.monotonic()
     task.cancel()
@@ -161,12 +159,10 @@ async def test_ctrl_c_is_not_held_up_by_a_server_that_does_not_answer(agent: Age
 
 async def test_a_second_ctrl_c_ends_even_the_cancelling(agent: Agent, server: FakeToolServer) -> None:
     task = asyncio.create_task(agent.call(arguments={"seconds": 60}))
-    while not server.calls:
-        await asyncio.sleep(0.01)
+    await until(lambda: server.calls)
     server.fault("DELETE", CALLS, "hang_before")
     task.cancel()
-    while not server.sent("DELETE", CALLS):
-        await asyncio.sleep(0.005)
+    await until(lambda: server.sent("DELETE", CALLS))
     started = time.monotonic()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -178,8 +174,7 @@ async def test_a_second_ctrl_c_ends_even_the_cancelling(agent: Agent, server: Fa
 async def test_a_call_cancelled_before_it_was_sent_bothers_nobody(agent: Agent, server: FakeToolServer) -> None:
     server.fault("POST", "/v1/sessions", "hang_before")
     task = asyncio.create_task(agent.call())
-    while not server.sent("POST", "/v1/sessions"):
-        await asyncio.sleep(0.005)
+    await until(lambda: server.sent("POST", "/v1/sessions"))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

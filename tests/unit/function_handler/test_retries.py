@@ -13,7 +13,7 @@ from agent.events import EventKind
 from agent.tools.outcome import OutcomeKind
 from agent.tools.retry_policy import StepRetries, Transient
 from agent.toolserver_client.errors import NoAnswer, NoAnswerKind, ToolServerAnswer
-from tests.unit.function_handler.conftest import QUICK, Agent
+from tests.unit.function_handler.conftest import QUICK, Agent, until
 from tests.unit.function_handler.fake_toolserver import FakeToolServer, refusal
 
 POST = ("POST", "/tools/")
@@ -72,8 +72,9 @@ async def test_retry_after_is_obeyed_up_to_a_cap_and_reported_at_once_beyond(tol
 
 
 async def test_no_retry_that_would_end_past_the_steps_time() -> None:
+    rounds: list[int] = []
     with pytest.raises(Transient):
-        await run(StepRetries(5, 3.0, clock=lambda: 0.0), refused(20.0), rounds := [])
+        await run(StepRetries(5, 3.0, clock=lambda: 0.0), refused(20.0), rounds)
     assert len(rounds) == 1
 
 
@@ -94,8 +95,7 @@ async def test_a_call_cancelled_while_it_waits_for_its_next_try_ends_at_once(
     server.answer_with(*POST, *[refusal(503, "no_capacity", retry_after_s=20)] * 9)
     agent.handler._sleep = asyncio.sleep
     task = asyncio.create_task(agent.call())
-    while not server.sent(*POST):
-        await asyncio.sleep(0.005)
+    await until(lambda: server.sent(*POST))
     await asyncio.sleep(0.02)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -11,10 +11,14 @@ import pytest
 from agent.events import EventKind
 from agent.tools.outcome import OutcomeKind
 from agent.tools.workspace_store import WorkspaceStore
-from tests.unit.function_handler.conftest import Agent
+from tests.unit.function_handler.conftest import Agent, until
 from tests.unit.function_handler.fake_toolserver import FakeToolServer, done, refusal
 
 POST = ("POST", "/tools/")
+
+
+def names_in(folder: Path) -> list[str]:
+    return [place.name for place in folder.iterdir()]
 
 
 def writes(server: FakeToolServer, name: str, content: bytes, tool: str = "note") -> None:
@@ -103,7 +107,7 @@ async def test_many_files_travel_as_one_archive_both_ways(agent: Agent, server: 
     async def write_many(session_id: str, _arguments: object) -> tuple[int, dict[str, object]]:
         names = [f"d/{n}.txt" for n in range(100)]
         server.sessions[session_id].update({name: name.encode() for name in names})
-        return 200, done(workspace_changed=names)
+        return 200, done(workspace_changed=["d", *names])
 
     server.behaviours["note"] = write_many
     await agent.call()
@@ -116,6 +120,20 @@ async def test_many_files_travel_as_one_archive_both_ways(agent: Agent, server: 
     await agent.call(key="t1/a1/actor/s2/c0")
     assert len(server.sessions["s-2"]) == 100
     assert len(server.sent("PUT")) == 1
+
+
+async def test_a_file_that_became_a_folder_is_no_file_here_either(agent: Agent, server: FakeToolServer) -> None:
+    writes(server, "a", b"1")
+    await agent.call()
+
+    async def turn(session_id: str, _arguments: object) -> tuple[int, dict[str, object]]:
+        del server.sessions[session_id]["a"]
+        server.sessions[session_id]["a/b"] = b"2"
+        return 200, done(workspace_changed=["a"])
+
+    server.behaviours["put"] = turn
+    await agent.call("put", key="t1/a1/actor/s2/c0")
+    assert agent.store.files() == {}
 
 
 async def test_a_list_of_changes_that_is_not_complete_fetches_all(agent: Agent, server: FakeToolServer) -> None:
@@ -153,8 +171,9 @@ async def test_a_name_that_leaves_the_folder_is_left_out_with_a_note(
 
     server.behaviours["note"] = lie
     assert (await agent.call()).ok
-    assert [path for path in tmp_path.rglob("*") if path.is_file() and path.parent == tmp_path] == []
-    assert not (tmp_path.parent / "b").exists()
+    assert names_in(tmp_path) == ["workspace"]
+    assert names_in(agent.folder) == []
+    assert "is left out of the run's folder: its name" in agent.notes()
 
 
 async def test_a_file_beyond_the_bound_is_left_out_and_an_older_copy_does_not_pass_for_it(
@@ -176,7 +195,7 @@ async def test_a_file_that_could_not_be_fetched_is_fetched_with_the_next_call(
     writes(server, "a.txt", b"1")
     server.fault("GET", "/files/", "drop_before")
     assert (await agent.call()).ok
-    assert "could not be fetched" in agent.notes()
+    assert "1 changed files (a.txt) could not be fetched" in agent.notes()
     del server.behaviours["note"]
     await agent.call(key="t1/a1/actor/s2/c0")
     assert agent.store.files() == {"a.txt": 1}
@@ -205,8 +224,7 @@ async def test_a_call_that_was_done_before_its_session_vanished_keeps_its_outcom
     await agent.call("peek")
     server.fault(*POST, "drop_after")
     task = asyncio.create_task(agent.call(key="t1/a1/actor/s2/c0"))
-    while len(server.effects) < 2:
-        await asyncio.sleep(0.001)
+    await until(lambda: len(server.effects) >= 2)
     server.end_session("s-1")
     outcome = await task
     assert outcome.kind is OutcomeKind.DONE
@@ -244,6 +262,45 @@ async def test_a_resumed_run_whose_session_is_gone_gets_another_with_its_files(
     outcome = await later.call(key="t1/a1/actor/s2/c0")
     assert server.sessions["s-2"] == {"a.txt": b"1"}
     assert "The session was gone (deleted)" in outcome.observation
+
+
+async def test_what_a_call_changed_is_fetched_in_the_session_it_was_sent_to_again(
+    agent: Agent, server: FakeToolServer
+) -> None:
+    await agent.call()
+    server.end_session("s-1")
+    writes(server, "late.txt", b"late")
+    await agent.call(key="t1/a1/actor/s2/c0")
+    assert agent.store.files() == {"late.txt": 4}
+
+
+async def test_a_resumed_run_fetches_what_the_call_changed_that_it_asks_for(
+    agent: Agent, server: FakeToolServer
+) -> None:
+    writes(server, "a.txt", b"1")
+    agent.handler._settlement._sync.pull = broken  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError):
+        await agent.call()
+    later = agent.again()
+    assert (await later.call()).ok
+    assert later.store.files() == {"a.txt": 1}
+    assert len(server.effects) == 1
+
+
+async def broken(*_: object, **__: object) -> str:
+    """The process ends between the tool's end and its settlement."""
+    raise RuntimeError
+
+
+async def test_files_lost_with_their_session_are_named(agent: Agent, server: FakeToolServer) -> None:
+    writes(server, "a.txt", b"1")
+    agent.handler._settlement._sync.pull = broken  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError):
+        await agent.call()
+    server.end_session("s-1")
+    outcome = await agent.again().call()
+    assert outcome.kind is OutcomeKind.DONE
+    assert "ended before the files that this call changed could be fetched: a.txt" in outcome.observation
 
 
 async def test_another_session_means_that_the_tool_list_is_fetched_again(agent: Agent, server: FakeToolServer) -> None:

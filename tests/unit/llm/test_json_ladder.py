@@ -110,9 +110,9 @@ def test_arguments_must_be_an_object(text: str, kind: str) -> None:
     ids=lambda text: text[:12],
 )
 def test_hostile_text_ends_in_a_problem_in_bounded_time(text: str) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     assert isinstance(parse_arguments(text), JsonProblem)
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
 
 
 def test_depth_is_bounded_but_brackets_in_strings_do_not_count() -> None:

@@ -103,8 +103,7 @@ def test_an_empty_reply_is_noted() -> None:
         "<tool_call>\n<function=python_execute>\n<parameter=code>\nprint(1)\n</parameter>\n</function>\n</tool_call>",
         '<function=python_execute>{"code": "print(1)"}</function>',
         "<tool_call>python_execute\n<arg_key>code</arg_key>\n<arg_value>print(1)</arg_value>\n</tool_call>",
-        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>python_execute\n```json\n{"code": "print(1)"}\n```<｜tool▁call▁end｜>'
-        "<｜tool▁calls▁end｜>",
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>python_execute\n```json\n{"code": "print(1)"}\n```<｜tool▁call▁end｜>',
         '<|tool_call_begin|>functions.python_execute:0<|tool_call_argument_begin|>{"code": "print(1)"}<|tool_call_end|>',
         f"<think>I could write <tool_call>{{}}</tool_call></think><tool_call>{CALL}</tool_call>",
     ],
@@ -169,7 +168,7 @@ def test_two_million_characters_are_not_searched() -> None:
     ["<tool_call>{", "<function=a>", "```json\n{", "<think>", "<｜tool▁call▁begin｜>a", "<tool_call>a\n<arg_key>"],
 )
 def test_marks_without_an_end_are_read_in_bounded_time(piece: str) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     find_calls(piece * (900_000 // len(piece)), NAMES)
     find_calls(piece + " " * 900_000, NAMES)
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 10

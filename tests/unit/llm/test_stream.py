@@ -203,7 +203,7 @@ def test_no_style_of_numbering_loses_or_mixes_a_call(calls: list[tuple[str, str]
 
 
 GARBAGE: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers(-2, 2) | st.text("a{}\"", max_size=3) | st.floats(allow_nan=False),
+    st.none() | st.booleans() | st.integers(-2, 2) | st.text('a{}"', max_size=3) | st.floats(allow_nan=False),
     lambda inner: st.lists(inner, max_size=3)
     | st.dictionaries(
         st.sampled_from(

@@ -56,7 +56,10 @@ TOOLS = (
     FakeTool("end", _end, OBJECT, "Ends with the end that is asked for."),
     FakeTool("count", _count, OBJECT, "Counts its runs in the workspace."),
 )
-FOREIGN_TOOLS = (FakeTool("foreign_result", _result, OBJECT, "Gives back a raw MCP result."), FakeTool("foreign_wait", _for_ever, OBJECT))
+FOREIGN_TOOLS = (
+    FakeTool("foreign_result", _result, OBJECT, "Gives back a raw MCP result."),
+    FakeTool("foreign_wait", _for_ever, OBJECT),
+)
 WEB_TOOLS = (FakeTool("web_echo", DEFAULT_TOOLS[0].handler, OBJECT, "An echo from a networked image."),)
 
 
@@ -89,7 +92,7 @@ def serve_spec(spec: SandboxSpec, workspace: FakeWorkspace) -> FakeToolServer:
 
 def settings(state_dir: Path, **sections: Any) -> Settings:
     call = {"kill_grace_s": 0.3, **sections.pop("call", {})}
-    return Settings(state_dir=state_dir, api_key=KEY, call=call, runtime={"name": "fake"}, **sections)  # type: ignore[arg-type]
+    return Settings(state_dir=state_dir, api_key=KEY, call=call, runtime={"name": "fake"}, **sections)
 
 
 @dataclass
@@ -112,7 +115,9 @@ class Crib:
         return await self.client.post(f"/v1/sessions/{session_id}/tools/{name}", json=body, headers=headers)
 
     def sandbox(self, session_id: str, name: str = "workspace") -> FakeToolServer:
-        found = [s.server for s in self.runtime.sandboxes.values() if (s.spec.session_id, s.spec.image) == (session_id, name)]
+        found = [
+            s.server for s in self.runtime.sandboxes.values() if (s.spec.session_id, s.spec.image) == (session_id, name)
+        ]
         assert len(found) == 1
         assert isinstance(found[0], FakeToolServer)
         return found[0]

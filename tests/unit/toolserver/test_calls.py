@@ -32,7 +32,9 @@ async def test_an_outcome_has_every_promised_field(crib: Crib) -> None:
         ("deadline", 450, "deadline_exceeded"),
     ],
 )
-async def test_the_workers_end_decides_the_code_and_keeps_the_output(crib: Crib, end: str, status: int, code: str) -> None:
+async def test_the_workers_end_decides_the_code_and_keeps_the_output(
+    crib: Crib, end: str, status: int, code: str
+) -> None:
     session = await crib.session()
     told = detail(await crib.call(session, "end", {"end": end, "message": "It said why."}), status, code)
     assert told["message"] == "It said why."
@@ -44,7 +46,9 @@ async def test_the_workers_end_decides_the_code_and_keeps_the_output(crib: Crib,
 
 async def test_arguments_that_only_the_tool_can_judge_are_422(crib: Crib) -> None:
     session = await crib.session()
-    told = detail(await crib.call(session, "end", {"end": "invalid", "message": "no such line"}), 422, "invalid_arguments")
+    told = detail(
+        await crib.call(session, "end", {"end": "invalid", "message": "no such line"}), 422, "invalid_arguments"
+    )
     assert told["errors"] == [{"pointer": "", "message": "no such line"}]
     assert told["effects"] == "none"
 
@@ -81,7 +85,15 @@ async def test_arguments_that_are_no_object_are_422(crib: Crib, arguments: Any) 
 
 @pytest.mark.parametrize(
     "extra",
-    [{"bogus": 1}, {"wait_s": -1}, {"wait_s": "5"}, {"deadline_s": 0}, {"deadline_s": True}, {"wait_s": 1e308}, {"deadline_s": 1e9}],
+    [
+        {"bogus": 1},
+        {"wait_s": -1},
+        {"wait_s": "5"},
+        {"deadline_s": 0},
+        {"deadline_s": True},
+        {"wait_s": 1e308},
+        {"deadline_s": 1e9},
+    ],
 )
 async def test_unknown_fields_and_impossible_times_are_422(crib: Crib, extra: dict[str, Any]) -> None:
     session = await crib.session()
@@ -117,7 +129,9 @@ async def test_output_that_is_known_already_is_left_out_of_a_450(crib: Crib) -> 
     told = detail(await crib.call(session, "sleep", {"seconds": 5}, wait_s=0), 450, "still_running")
     await asyncio.sleep(0.05)
     path = f"/v1/calls/{told['call_id']}?wait_s=0"
-    assert detail(await crib.client.get(path + "&after=5"), 450, "still_running")["content"] == [{"type": "text", "text": "ing\n"}]
+    assert detail(await crib.client.get(path + "&after=5"), 450, "still_running")["content"] == [
+        {"type": "text", "text": "ing\n"}
+    ]
     assert detail(await crib.client.get(path + "&after=99"), 450, "still_running")["content"] == []
 
 
@@ -196,14 +210,19 @@ async def test_a_foreign_image_works_without_the_extension(crib: Crib) -> None:
     body = (await crib.call(session, "foreign_result", {"result": good})).json()
     assert (body["content"], body["structured"], body["workspace_changed"]) == (good["content"], {"a": 1}, [])
     bad = {"content": [{"type": "text", "text": "no such thing"}], "isError": True}
-    assert detail(await crib.call(session, "foreign_result", {"result": bad}), 500, "tool_failed")["message"] == "no such thing"
+    assert (
+        detail(await crib.call(session, "foreign_result", {"result": bad}), 500, "tool_failed")["message"]
+        == "no such thing"
+    )
     detail(await crib.call(session, "foreign_result", {"result": {"content": "text"}}), 500, "tool_failed")
 
 
 async def test_long_output_of_a_foreign_image_keeps_head_and_tail(crib: Crib) -> None:
     session = await crib.session(images=["foreign"])
     text = "HEAD" + "x" * 300_000 + "TAIL"
-    body = (await crib.call(session, "foreign_result", {"result": {"content": [{"type": "text", "text": text}]}})).json()
+    body = (
+        await crib.call(session, "foreign_result", {"result": {"content": [{"type": "text", "text": text}]}})
+    ).json()
     shown = body["content"][0]["text"]
     assert shown.startswith("HEAD")
     assert shown.endswith("TAIL")

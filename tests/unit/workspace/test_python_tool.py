@@ -64,7 +64,14 @@ one({})
 """
     outcome = worker.python(code)
     assert (outcome.end, outcome.meta["state"]) == ("failed", "kept")
-    for part in ("said before", "ValueError", "KeyError: 'missing'", "direct cause", 'line 7, in two', "raise KeyError('missing')"):
+    for part in (
+        "said before",
+        "ValueError",
+        "KeyError: 'missing'",
+        "direct cause",
+        "line 7, in two",
+        "raise KeyError('missing')",
+    ):
         assert part in outcome.text
     assert "sandbox_images" not in outcome.text
     assert outcome.structured["error"]["line"] == 7
@@ -81,7 +88,8 @@ def test_endless_recursion_is_a_short_failure(worker: WorkerProcess) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "number"), [("import sys; sys.exit(73)", 73), ("exit(74)", 74), ("quit(75)", 75), ("raise SystemExit('bye')", 1)]
+    ("code", "number"),
+    [("import sys; sys.exit(73)", 73), ("exit(74)", 74), ("quit(75)", 75), ("raise SystemExit('bye')", 1)],
 )
 def test_an_exit_ends_the_call_not_the_interpreter(worker: WorkerProcess, code: str, number: int) -> None:
     worker.python("x = 41")
@@ -154,7 +162,9 @@ def f():
     assert worker.python(code).structured["result"] == "('returned', (1,))"
 
 
-@pytest.mark.parametrize("code", ["x = (", "\tx = 1\n  y = 2", "a\x00b", "ran = 1\nfor i in range(3)\n    print(i)", "x = '\ud800'"])
+@pytest.mark.parametrize(
+    "code", ["x = (", "\tx = 1\n  y = 2", "a\x00b", "ran = 1\nfor i in range(3)\n    print(i)", "x = '\ud800'"]
+)
 def test_code_that_is_no_python_runs_nothing(worker: WorkerProcess, code: str) -> None:
     outcome = worker.python(code)
     assert outcome.end == "failed"
@@ -171,7 +181,9 @@ def test_a_syntax_error_names_its_line(worker: WorkerProcess) -> None:
 def test_rich_values_come_as_blocks(worker: WorkerProcess) -> None:
     html = worker.python("class H:\n    def _repr_html_(self):\n        return '<b>bold</b>'\nH()")
     assert [b["resource"]["text"] for b in html.content if b["type"] == "resource"] == ["<b>bold</b>"]
-    png = worker.python(f"import base64\nclass P:\n    def _repr_png_(self):\n        return base64.b64decode('{PIXEL}')\ndisplay(P())\n'after'")
+    png = worker.python(
+        f"import base64\nclass P:\n    def _repr_png_(self):\n        return base64.b64decode('{PIXEL}')\ndisplay(P())\n'after'"
+    )
     assert [b["data"] for b in png.content if b["type"] == "image"] == [PIXEL]
     assert png.structured["result"] == "'after'"
     broken = worker.python("class B:\n    def __repr__(self):\n        raise RuntimeError('repr broke')\nB()")
@@ -187,13 +199,17 @@ def test_large_pictures_become_artifacts(worker: WorkerProcess, tmp_path: Path) 
 
 
 def test_figures_and_tables(worker: WorkerProcess) -> None:
-    plot = worker.python("import matplotlib.pyplot as plt\nplt.plot([1, 4, 9])\nplt.show()\nplt.plot([1, 2])\nplt.title('left open');")
+    plot = worker.python(
+        "import matplotlib.pyplot as plt\nplt.plot([1, 4, 9])\nplt.show()\nplt.plot([1, 2])\nplt.title('left open');"
+    )
     images = [base64.b64decode(b["data"]) for b in plot.content if b["type"] == "image"]
     assert len(images) == 2
     assert all(image.startswith(b"\x89PNG\r\n") for image in images)
     assert worker.python("plt.get_fignums()").structured["result"] == "[]"
     table = worker.python("import pandas as pd\npd.DataFrame({'a': [1, 2], 'b': ['x', None]})", deadline_s=60)
-    assert table.structured["tables"] == [{"columns": ["a", "b"], "index": [0, 1], "data": [[1, "x"], [2, None]], "total_rows": 2}]
+    assert table.structured["tables"] == [
+        {"columns": ["a", "b"], "index": [0, 1], "data": [[1, "x"], [2, None]], "total_rows": 2}
+    ]
     assert "a" in table.structured["result"]
 
 
@@ -216,7 +232,9 @@ def test_a_long_result_is_cut_too(worker: WorkerProcess) -> None:
 
 
 def test_a_deadline_interrupts_and_keeps_the_state(worker: WorkerProcess) -> None:
-    outcome = worker.python("import time\nstage = 'during'\nprint('partial', flush=True)\ntime.sleep(30)", deadline_s=0.5)
+    outcome = worker.python(
+        "import time\nstage = 'during'\nprint('partial', flush=True)\ntime.sleep(30)", deadline_s=0.5
+    )
     assert (outcome.end, outcome.meta["state"], outcome.stdout) == ("deadline", "kept", "partial\n")
     assert worker.python("stage").structured["result"] == "'during'"
 
@@ -226,7 +244,7 @@ def test_a_deadline_interrupts_and_keeps_the_state(worker: WorkerProcess) -> Non
     [
         "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass",
         "while True:\n    try:\n        __import__('time').sleep(1)\n    except BaseException: pass",
-        "import ctypes\nctypes.PyDLL(None).sleep(30)",
+        "import signal, time\nsignal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})\ntime.sleep(30)",
     ],
 )
 def test_what_ignores_the_interrupt_is_killed(worker: WorkerProcess, code: str) -> None:
@@ -237,7 +255,9 @@ def test_what_ignores_the_interrupt_is_killed(worker: WorkerProcess, code: str) 
 
 
 def test_calls_queue_and_can_be_cancelled_running_or_waiting(worker: WorkerProcess) -> None:
-    running = worker.start("python_execute", code="import time\nprint('begun', flush=True)\ntime.sleep(30)", call_id="running")
+    running = worker.start(
+        "python_execute", code="import time\nprint('begun', flush=True)\ntime.sleep(30)", call_id="running"
+    )
     waiting = worker.start("python_execute", code="open('ran', 'w')", call_id="waiting")
     expiring = worker.start("python_execute", code="open('ran', 'w')", deadline_s=0.2)
     expired = worker.finish(expiring)
@@ -397,7 +417,9 @@ def test_what_changed_in_the_workspace_is_named(worker: WorkerProcess, tmp_path:
     (tmp_path / "old").write_text("1")
     (tmp_path / "gone").write_text("1")
     worker.python("1")
-    outcome = worker.python("import os\nos.mkdir('d')\nopen('d/new', 'w').write('x')\nopen('old', 'w').write('22')\nos.remove('gone')\nprint('x' * 100_000)")
+    outcome = worker.python(
+        "import os\nos.mkdir('d')\nopen('d/new', 'w').write('x')\nopen('old', 'w').write('22')\nos.remove('gone')\nprint('x' * 100_000)"
+    )
     assert outcome.meta["workspace_changed"] == ["d", "d/new", "gone", "old"]
     assert outcome.meta["workspace_changed_more"] is False
     assert worker.python("open('old').read()").meta["workspace_changed"] == []

@@ -12,7 +12,7 @@ from tests.unit.workspace.worker_process import WorkerProcess
 
 
 def alive(mark: str) -> bool:
-    return subprocess.run(["pgrep", "-f", mark], stdout=subprocess.DEVNULL).returncode == 0
+    return subprocess.run(["pgrep", "-f", mark], stdout=subprocess.DEVNULL, check=False).returncode == 0
 
 
 def wait_gone(mark: str) -> None:
@@ -23,7 +23,14 @@ def wait_gone(mark: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "code"), [("echo said; exit 3", 3), ("false", 1), ("exit 137", 137), ("sh -c 'kill -9 $$'; exit $?", 137), ("no-such-x", 127)]
+    ("command", "code"),
+    [
+        ("echo said; exit 3", 3),
+        ("false", 1),
+        ("exit 137", 137),
+        ("sh -c 'kill -9 $$'; exit $?", 137),
+        ("no-such-x", 127),
+    ],
 )
 def test_an_exit_code_is_a_failure_with_the_output_kept(worker: WorkerProcess, command: str, code: int) -> None:
     outcome = worker.shell(command)
@@ -98,7 +105,9 @@ def test_left_over_children_neither_hold_up_nor_outlive_the_call(worker: WorkerP
 
 
 def test_a_deadline_ends_the_whole_subtree(worker: WorkerProcess) -> None:
-    outcome = worker.shell("trap '' TERM; echo begun; setsid sleep 701.1 & sleep 701.2 | sleep 701.3; sleep 701.4", deadline_s=0.5)
+    outcome = worker.shell(
+        "trap '' TERM; echo begun; setsid sleep 701.1 & sleep 701.2 | sleep 701.3; sleep 701.4", deadline_s=0.5
+    )
     assert (outcome.end, outcome.stdout) == ("deadline", "begun\n")
     assert outcome.meta["usage"]["wall_ms"] < 10_000
     wait_gone("sleep 701")

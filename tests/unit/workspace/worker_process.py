@@ -19,15 +19,64 @@ WORKER = REPOSITORY / "sandbox_images" / "workspace" / "worker.py"
 PATIENCE_S = 40.0
 
 
-def sandboxed(workspace: Path, *, pids: int = 0, tmp_mb: int = 64) -> list[str]:
+def sandboxed(workspace: Path) -> list[str]:
     """A command line that runs what follows as PID 1 of namespaces of its own, with nothing of the host writable."""
-    limit = ["prlimit", f"--nproc={pids}", "--"] if pids else []
     return [
         *("bwrap", "--unshare-all", "--as-pid-1", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
-        *("--uid", "10001", "--gid", "10001", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"),
-        *("--tmpfs", "/sys", "--size", str(tmp_mb << 20), "--tmpfs", "/tmp", "--bind", str(workspace), "/mnt", "--chdir", "/mnt"),
-        *limit,
+        *("--uid", "10001", "--gid", "10001", "--ro-bind", "/", "/", *_mounts(workspace)),
     ]
+
+
+def with_few_processes(workspace: Path, pids: int) -> list[str]:
+    """The same, with a limit of processes that holds. The kernel exempts root, also behind another uid of a user namespace:
+    so root runs it as a uid that nothing else uses, and without a user namespace.
+    """
+    if os.geteuid() != 0:
+        return [*sandboxed(workspace), "prlimit", f"--nproc={pids}", "--"]
+    uid = str(1_970_000 + os.getpid() % 10_000)
+    python = _python_for_all()
+    return [
+        *(
+            "bwrap",
+            "--unshare-pid",
+            "--unshare-ipc",
+            "--unshare-net",
+            "--unshare-uts",
+            "--as-pid-1",
+            "--die-with-parent",
+        ),
+        *(
+            "--cap-drop",
+            "ALL",
+            "--cap-add",
+            "CAP_SETUID",
+            "--cap-add",
+            "CAP_SETGID",
+            "--cap-add",
+            "CAP_SETPCAP",
+            "--ro-bind",
+            "/",
+            "/",
+        ),
+        *(*python, *_mounts(workspace), "setpriv", "--reuid", uid, "--regid", uid, "--clear-groups", "--inh-caps=-all"),
+        *("--bounding-set=-all", "--no-new-privs", "--", "prlimit", f"--nproc={pids}", "--"),
+    ]
+
+
+def _python_for_all() -> list[str]:
+    """Mounts that show Python also to a uid that may not enter the home folder it is installed in."""
+    top, *inner = list(Path(sys.base_prefix).parents)[-2::-1] or [Path("/")]
+    if top.stat().st_mode & 0o001:
+        return []
+    made = ["--perms", "0755", "--tmpfs", str(top)]
+    for folder in inner:
+        made += ["--perms", "0755", "--dir", str(folder)]
+    return [*made, "--ro-bind", sys.base_prefix, sys.base_prefix]
+
+
+def _mounts(workspace: Path) -> tuple[str, ...]:
+    private = ("--tmpfs", "/sys", "--perms", "1777", "--size", str(64 << 20), "--tmpfs", "/tmp")
+    return ("--proc", "/proc", "--dev", "/dev", *private, "--bind", str(workspace), "/mnt", "--chdir", "/mnt")
 
 
 class WorkerProcess:
@@ -90,8 +139,14 @@ class WorkerProcess:
         assert "error" in answer, answer
         return str(answer["error"].get("data", {}).get("kind"))
 
-    def start(self, tool: str, *, call_id: str = "", deadline_s: float = 30.0, max_text_bytes: int = 65_536, **arguments: Any) -> int:
-        meta = {"call_id": call_id or f"c{os.urandom(4).hex()}", "deadline_s": deadline_s, "max_text_bytes": max_text_bytes}
+    def start(
+        self, tool: str, *, call_id: str = "", deadline_s: float = 30.0, max_text_bytes: int = 65_536, **arguments: Any
+    ) -> int:
+        meta = {
+            "call_id": call_id or f"c{os.urandom(4).hex()}",
+            "deadline_s": deadline_s,
+            "max_text_bytes": max_text_bytes,
+        }
         return self.send("tools/call", name=tool, arguments=arguments, _meta={"toolcrib/call": meta})
 
     def call(self, tool: str, **options: Any) -> Outcome:
