@@ -24,8 +24,9 @@ from agent.errors import AgentError, RunNotFound, UsageProblem
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from agent.bootstrap.composition import Finished, Listener
+    from agent.bootstrap.composition import Finished
     from agent.bootstrap.interrupts import Interrupts
+    from agent.report.live import Progress
     from agent.settings import Settings
 
 app = typer.Typer(
@@ -95,7 +96,7 @@ def run(
         bound, most = composition.limits(settings)
         _say(console, f"At most {most.llm_calls:,} model calls and {most.tool_calls:,} tool calls"
                       + ("." if most.llm_calls == bound.llm_calls else f" (without the budget {bound.llm_calls:,} and {bound.tool_calls:,})."))  # fmt: skip
-        return lambda listener, interrupts: composition.start(settings, goal, files, listener, interrupts)
+        return lambda progress, interrupts: composition.start(settings, goal, files, progress, interrupts)
 
     flags = flags_of(
         model=model, base_url=base_url, toolserver=toolserver, runtime=runtime, runs_dir=runs_dir, budget=budget
@@ -129,7 +130,7 @@ def resume(
 
         going_on, what = composition.plan_resume(settings, run_id, raised)
         _say(console, what)
-        return lambda listener, interrupts: composition.resume(going_on, run_id, listener, interrupts)
+        return lambda progress, interrupts: composition.resume(going_on, run_id, progress, interrupts)
 
     flags = flags_of(model=model, base_url=base_url, toolserver=toolserver, runtime=runtime, runs_dir=runs_dir)
     raise typer.Exit(_carry_out(begin, config, flags, as_json=as_json, quiet=quiet))
@@ -282,7 +283,7 @@ def main() -> None:
     app()
 
 
-_Work = Callable[["Listener", "Interrupts"], "Awaitable[Finished]"]
+_Work = Callable[["Progress", "Interrupts"], "Awaitable[Finished]"]
 
 
 def _carry_out(
@@ -302,7 +303,7 @@ def _carry_out(
     except AgentError as problem:
         _fail(problem, as_json=as_json)
     except asyncio.CancelledError:
-        _say(console, "Interrupted before the run had begun; there is nothing to resume.")
+        _say(console, "Interrupted before the work had begun.")
         return 130
     except OSError as problem:
         _fail(UsageProblem(f"The run's folder can't be written: {problem}"), as_json=as_json)
@@ -317,13 +318,13 @@ def _carry_out(
 
 async def _with_progress(work: _Work, console: Console, *, quiet: bool) -> Finished:
     from agent.bootstrap.interrupts import interrupts
-    from agent.report.live import progress
+    from agent.report.live import Silent, progress
 
     with interrupts(lambda text: _say(console, text)) as handler:
         if quiet:
-            return await work(lambda _event: None, handler)
-        async with progress(console) as listener:
-            return await work(listener, handler)
+            return await work(Silent(), handler)
+        async with progress(console) as shown:
+            return await work(shown, handler)
 
 
 def _inspect(body: Callable[[Settings], None], config: Path | None, runs_dir: Path | None) -> None:

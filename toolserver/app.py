@@ -37,7 +37,8 @@ from toolserver.sessions.reaper import Reaper
 from toolserver.sessions.registry import Registry
 from toolserver.settings import Settings
 from toolserver.store import keys
-from toolserver.store.database import Database, StateLock
+from toolserver.store.database import Database
+from toolserver.store.lock import StateLock
 from toolserver.telemetry import Metrics
 
 FIRST_TENANT = "default"

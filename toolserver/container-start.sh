@@ -10,7 +10,7 @@ if [ "$(id -u)" = 0 ] && [ "${TOOLSERVER_RIGHTS_SETTLED:-}" = "" ]; then
     group=$(stat -c %g "$socket" 2>/dev/null || echo 0)
     mode=$(stat -c %A "$socket" 2>/dev/null || echo s---------)
     case "$mode" in
-        s????rw* | s???rw*)
+        s???rw*)
             if [ "$group" != 0 ]; then
                 chown -R 10002:10002 "$state"
                 exec setpriv --reuid 10002 --regid 10002 --groups "$group" --no-new-privs "$0" "$@"

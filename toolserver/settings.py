@@ -79,13 +79,14 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix="TOOLSERVER_",
         env_nested_delimiter="__",
+        env_ignore_empty=True,  # an empty variable is one that is not set, as compose files pass them
         frozen=True,
         extra="forbid",
         nested_model_default_partial_update=True,
     )
 
     state_dir: Path = Path("~/.local/state/toolcrib/toolserver").expanduser()
-    api_key: SecretStr | None = None  # the first admin key
+    api_key: SecretStr | None = Field(None, min_length=8)  # the first admin key
     http: HttpSettings = HttpSettings()
     runtime: RuntimeSettings = RuntimeSettings()
     session: SessionSettings = SessionSettings()

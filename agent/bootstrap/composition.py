@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +18,11 @@ from agent.bootstrap.interrupts import Interrupts
 from agent.bootstrap.places import folder_of, open_store
 from agent.budget import Allowances, Bound, worst_case
 from agent.errors import UsageProblem
-from agent.events import Event
 from agent.llm.model import ChatModel
 from agent.llm.openai_model import OpenAIModel
 from agent.loops.run import Goal, Run, RunResult
 from agent.report import folder as run_folder
+from agent.report.live import Progress
 from agent.settings import BudgetSettings, Settings
 from agent.store.base import Journal
 from agent.store.fold import fold
@@ -37,8 +37,6 @@ _UNITS = {
     "max_tool_calls": "tool calls",
 }  # fmt: skip
 
-Listener = Callable[[Event], None]
-
 
 @dataclass(frozen=True)
 class _Parts:
@@ -46,7 +44,7 @@ class _Parts:
 
     settings: Settings
     workspace: WorkspaceStore
-    listener: Listener
+    progress: Progress
     interrupts: Interrupts
 
 
@@ -95,7 +93,7 @@ def client_for(settings: Settings, address: Address, run_id: str) -> ToolServerC
 
 
 async def start(
-    settings: Settings, text: str, files: Sequence[Path], listener: Listener, interrupts: Interrupts
+    settings: Settings, text: str, files: Sequence[Path], progress: Progress, interrupts: Interrupts
 ) -> Finished:
     """A new run. `files` passed `inputs.check`. Raises AgentError for what prevents the start; nothing is left open."""
     with open_store(settings) as store:
@@ -106,10 +104,10 @@ async def start(
         goal = Goal(text, inputs.describe(workspace.folder, names))
         async with address_of(settings, folder) as address:
             with closing(store.create(run_id, text)) as journal:
-                return await _work(journal, goal, _Parts(settings, workspace, listener, interrupts), address)
+                return await _work(journal, goal, _Parts(settings, workspace, progress, interrupts), address)
 
 
-async def resume(settings: Settings, run_id: str, listener: Listener, interrupts: Interrupts) -> Finished:
+async def resume(settings: Settings, run_id: str, progress: Progress, interrupts: Interrupts) -> Finished:
     """Go on with a run; one that is over is only written out again, should its process have been killed before that.
 
     Raises AgentError as `start` does, RunNotFound and JournalBroken too.
@@ -125,15 +123,15 @@ async def resume(settings: Settings, run_id: str, listener: Listener, interrupts
             row = next(row for row in store.runs() if row.run_id == journal.run_id)
             goal = Goal(row.goal, inputs.describe(workspace.folder, workspace.files()))
         async with address_of(settings, folder) as address:
-            return await _work(journal, goal, _Parts(settings, workspace, listener, interrupts), address)
+            return await _work(journal, goal, _Parts(settings, workspace, progress, interrupts), address)
 
 
 async def _work(journal: Journal, goal: Goal | None, parts: _Parts, address: Address) -> Finished:
     """Execute the run, close its tools and models, and write its folder, however it ended."""
     settings, folder = parts.settings, parts.workspace.folder.parent
     for event in journal.events():
-        parts.listener(event)
-    journal.subscribe(parts.listener)
+        parts.progress.recall(event)
+    journal.subscribe(parts.progress.hear)
     models = Models(settings)
     client = client_for(settings, address, journal.run_id)
     # the loops admit each tool call to the run's budget before it comes to the handler

@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -24,7 +25,23 @@ from agent.report.story import Moment, Story
 from agent.trajectory.attempt import Attempt
 from agent.trajectory.step import Step
 
-Listener = Callable[[Event], None]
+
+class Progress(Protocol):
+    """Shows a run. `recall` takes the events of an earlier process, `hear` those that happen now."""
+
+    def recall(self, event: Event) -> None: ...
+    def hear(self, event: Event) -> None: ...
+
+
+class Silent:
+    """Shows nothing."""
+
+    def recall(self, event: Event) -> None:
+        """Nothing to show."""
+
+    def hear(self, event: Event) -> None:
+        """Nothing to show."""
+
 
 _TICK_S = 0.25
 _SIGNS = {
@@ -38,17 +55,13 @@ _QUIET_KINDS = {EventKind.LLM_REQUESTED, EventKind.TOOL_INTENDED, EventKind.TASK
 
 
 @asynccontextmanager
-async def progress(console: Console) -> AsyncIterator[Listener]:
-    """A listener for a run's events, past ones first; what it shows stays on the console at the end."""
+async def progress(console: Console) -> AsyncIterator[Progress]:
+    """What it shows last stays on the console."""
     if not console.is_terminal:
-        yield Lines(console).hear
+        yield Lines(console)
         return
-    picture = Picture()
-    with Live(picture.render(), console=console, auto_refresh=False, vertical_overflow="ellipsis") as live:
-
-        def hear(event: Event) -> None:
-            picture.hear(event)
-            live.update(picture.render(), refresh=True)
+    with Live(console=console, auto_refresh=False, vertical_overflow="ellipsis") as live:
+        picture = Picture(lambda: live.update(picture.render(), refresh=True))
 
         async def tick() -> None:
             while True:
@@ -57,7 +70,7 @@ async def progress(console: Console) -> AsyncIterator[Listener]:
 
         ticking = asyncio.create_task(tick())
         try:
-            yield hear
+            yield picture
         finally:
             ticking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -70,6 +83,9 @@ class Lines:
 
     def __init__(self, console: Console) -> None:
         self._console, self._story = console, Story()
+
+    def recall(self, event: Event) -> None:
+        self._story.hear(event)
 
     def hear(self, event: Event) -> None:
         moment = self._story.hear(event)
@@ -91,13 +107,18 @@ def _says_nothing(event: Event) -> bool:
 class Picture:
     """The plan with each task's state, what is being done now, and what was used."""
 
-    def __init__(self) -> None:
-        self._story, self._spinner = Story(), Spinner("dots", style="cyan")
+    def __init__(self, show: Callable[[], None]) -> None:
+        """`show` is called when there is something new to render."""
+        self._show, self._story, self._spinner = show, Story(), Spinner("dots", style="cyan")
         self._moment: Moment | None = None
         self._heard_at = time.monotonic()
 
-    def hear(self, event: Event) -> None:
+    def recall(self, event: Event) -> None:
         self._moment, self._heard_at = self._story.hear(event), time.monotonic()
+
+    def hear(self, event: Event) -> None:
+        self.recall(event)
+        self._show()
 
     def render(self) -> Group:
         run = self._story.run

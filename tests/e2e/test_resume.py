@@ -58,7 +58,7 @@ def test_killed_beside_a_toolserver_that_lives_on(kind: EventKind, key: str, rem
     check_finished(remote, before)
 
 
-@pytest.mark.parametrize(("kind", "key"), [MOMENTS[1], MOMENTS[2], MOMENTS[4]])
+@pytest.mark.parametrize(("kind", "key"), [MOMENTS[1], MOMENTS[4]])
 def test_killed_with_its_own_toolserver_between_tools(kind: EventKind, key: str, agent: AgentFolder) -> None:
     kill_at(agent, kind, key)
     state_folder = str(agent.run_folder / "toolserver")

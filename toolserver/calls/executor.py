@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from sqlalchemy import Connection
+
 from toolserver.calls import failure, idempotency
 from toolserver.calls.answer import Answer
 from toolserver.calls.carry_out import carry_out
@@ -37,6 +39,7 @@ from toolserver.store.calls import CallRow
 from toolserver.store.database import Database
 
 _RETRY_WRITE_S = 2.0
+_SMALL_BYTES = 64 << 10
 _log = logging.getLogger(__name__)
 
 
@@ -146,7 +149,7 @@ class Executor:
         )
         started = False
         try:
-            earlier = await self._database.write(lambda connection: rows.begin(connection, row))
+            earlier = await self._database.write_small(lambda connection: rows.begin(connection, row))
             if earlier is not None:
                 call.answer.set_result(_replay(earlier, earlier.request_hash))
                 return earlier
@@ -215,11 +218,12 @@ class Executor:
 
     async def _write(self, call: RunningCall, answer: Answer) -> None:
         ended_at = time.time()
-        await self._database.write(
-            lambda connection: rows.end(
-                connection, call.tenant, call.call_id, status=answer.status, body=answer.body, ended_at=ended_at
-            )
-        )
+
+        def end(connection: Connection) -> None:
+            rows.end(connection, call.tenant, call.call_id, status=answer.status, body=answer.body, ended_at=ended_at)
+
+        small = len(answer.body) <= _SMALL_BYTES
+        await (self._database.write_small(end) if small else self._database.write(end))
 
     async def _write_later(self, call: RunningCall, answer: Answer) -> None:
         while True:

@@ -27,6 +27,17 @@ def test_without_a_terminal_each_event_is_one_line() -> None:
     assert any("Plan edited (modify t2)" in line for line in lines)
 
 
+def test_what_an_earlier_process_did_is_not_printed_again() -> None:
+    out = io.StringIO()
+    log = Lines(Console(file=out, width=80))
+    events = full_run()
+    for event in events[:-1]:
+        log.recall(event)
+    log.hear(events[-1])
+    (line,) = out.getvalue().splitlines()
+    assert line.startswith(f"[{events[-1].at - events[0].at:7.1f} s] Run done")
+
+
 def test_texts_cannot_steer_the_terminal_or_use_markup() -> None:
     text = lines_of("\x1b[2J [bold red]x[/] \x07")
     assert "\x1b" not in text
@@ -36,7 +47,7 @@ def test_texts_cannot_steer_the_terminal_or_use_markup() -> None:
 
 def test_the_picture_shows_each_task_with_its_state_and_attempts() -> None:
     out = io.StringIO()
-    picture = Picture()
+    picture = Picture(lambda: None)
     for event in full_run():
         picture.hear(event)
     Console(file=out, width=100).print(picture.render())
@@ -47,7 +58,7 @@ def test_the_picture_shows_each_task_with_its_state_and_attempts() -> None:
 
 
 def test_the_picture_names_what_goes_on_at_every_moment() -> None:
-    picture = Picture()
+    picture = Picture(lambda: None)
     for event in full_run():
         picture.hear(event)
         Console(file=io.StringIO(), width=60).print(picture.render())
@@ -56,9 +67,9 @@ def test_the_picture_names_what_goes_on_at_every_moment() -> None:
 async def test_on_a_terminal_the_last_picture_stays() -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=100)
-    async with progress(console) as hear:
+    async with progress(console) as shown:
         for event in full_run():
-            hear(event)
+            shown.hear(event)
     assert out.getvalue().rstrip().endswith("\x1b[?25h")
     assert "✔" in out.getvalue()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
 from toolserver.app import ToolServer
 from toolserver.catalog.catalog import Catalog
 from toolserver.catalog.image import LimitsOverride, Tool, ToolImage

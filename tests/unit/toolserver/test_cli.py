@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toolserver.cli import app
 from typer.testing import CliRunner, Result
+
+from toolserver.cli import app
 
 
 def run(*arguments: str, env: dict[str, str] | None = None) -> Result:
@@ -22,7 +23,10 @@ def test_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
     plain = run("keys", "create", "other", *state).stdout.strip()
     assert plain.startswith("tck_")
     listed: list[dict[str, Any]] = json.loads(run("keys", "list", "--json", *state).stdout)["keys"]
-    assert [(k["name"], k["tenant"], k["scope"]) for k in listed] == [("ci", "team", "read"), ("other", "default", "use")]
+    assert [(k["name"], k["tenant"], k["scope"]) for k in listed] == [
+        ("ci", "team", "read"),
+        ("other", "default", "use"),
+    ]
     assert made["key"] not in json.dumps(listed)
     assert run("keys", "revoke", made["key_id"], *state).exit_code == 0
     assert "revoked" in run("keys", "list", *state).stdout

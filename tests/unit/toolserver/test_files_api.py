@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.unit.toolserver.crib import Crib, detail
+from toolserver.api.body import _too_large
 
 
 async def test_files_go_in_and_out_byte_exact(crib: Crib) -> None:
@@ -114,8 +115,6 @@ async def test_an_upload_past_the_servers_limit_is_413(crib: Crib, monkeypatch: 
 
 
 def _at_most_a_million(_self: object, size: int) -> None:
-    from toolserver.api.body import _too_large
-
     if size > 1_000_000:
         raise _too_large(1_000_000)
 
@@ -125,7 +124,8 @@ async def test_the_workspace_goes_out_and_in_as_a_tar(crib: Crib) -> None:
     await crib.client.put(f"/v1/sessions/{one}/files/a/b.txt", content=b"content")
     out = await crib.client.get(f"/v1/sessions/{one}/archive")
     assert out.headers["content-type"] == "application/x-tar"
-    assert tarfile.open(fileobj=io.BytesIO(out.content)).getnames() == ["a/b.txt"]
+    with tarfile.open(fileobj=io.BytesIO(out.content)) as tar:
+        assert tar.getnames() == ["a/b.txt"]
     into = await crib.client.put(f"/v1/sessions/{two}/archive", content=out.content)
     assert (into.status_code, into.json()) == (200, {"files": 1})
     assert (await crib.client.get(f"/v1/sessions/{two}/files/a/b.txt")).content == b"content"

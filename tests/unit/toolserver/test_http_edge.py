@@ -8,10 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
-from toolserver.api.services import Phase
-from toolserver.store import keys
 
 from tests.unit.toolserver.crib import KEY, Crib, detail, running, settings
+from toolserver.api.services import Phase
+from toolserver.store import keys
 
 PROTECTED = (
     ("GET", "/v1/tools"), ("GET", "/v1/tools/search?q=x"), ("GET", "/v1/sessions"), ("POST", "/v1/sessions"),
@@ -28,7 +28,10 @@ async def test_without_a_key_all_but_healthz_is_401(crib: Crib, method: str, pat
     assert answer.headers["www-authenticate"] == "Bearer"
 
 
-@pytest.mark.parametrize("value", ["Bearer wrong", "Bearer", "Bearer ", f"Basic {KEY}", KEY, f"Bearer {KEY}x", "Bearer \xfc", "Bearer " + "x" * 5000])
+@pytest.mark.parametrize(
+    "value",
+    ["Bearer wrong", "Bearer", "Bearer ", f"Basic {KEY}", KEY, f"Bearer {KEY}x", "Bearer \xfc", "Bearer " + "x" * 5000],
+)
 async def test_wrong_keys_are_401(crib: Crib, value: str) -> None:
     raw = [(b"Authorization", value.encode("latin-1"))]
     async with httpx.AsyncClient(transport=crib.client._transport, base_url="http://crib") as client:
@@ -199,7 +202,7 @@ async def test_metrics_are_prometheus_text(crib: Crib) -> None:
     assert "toolserver_sandboxes_started_total 1" in text
     assert "# TYPE toolserver_call_seconds histogram" in text
     for line in text.splitlines():
-        assert line.startswith("#") or re.fullmatch(r'[a-z_]+(\{[^}]*\})? [-+0-9.e]+', line), line
+        assert line.startswith("#") or re.fullmatch(r"[a-z_]+(\{[^}]*\})? [-+0-9.e]+", line), line
 
 
 async def test_the_openapi_document_names_every_route(crib: Crib) -> None:

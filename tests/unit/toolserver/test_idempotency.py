@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection
 
 from tests.unit.toolserver.crib import Crib, detail, new_runtime, running, settings
+from toolserver.store import keys
 
 
 async def test_the_key_is_the_call_id_and_the_tool_runs_once(crib: Crib) -> None:
@@ -75,7 +77,7 @@ async def test_a_refusal_is_not_held_against_the_key(crib: Crib) -> None:
 
 
 async def test_keys_belong_to_their_tenant(crib: Crib) -> None:
-    await crib.server.database.write(lambda c: _other_key(c))
+    await crib.server.database.write(_other_key)
     session = await crib.session()
     await crib.call(session, "count", {}, key="shared")
     theirs = {"Authorization": "Bearer other-key"}
@@ -88,16 +90,14 @@ async def test_keys_belong_to_their_tenant(crib: Crib) -> None:
     detail(await crib.client.get(f"/v1/sessions/{session}", headers=theirs), 404, "session_not_found")
 
 
-def _other_key(connection: Any) -> None:
-    from toolserver.store import keys
-
+def _other_key(connection: Connection) -> None:
     keys.create(connection, "other-key", "other", "other", "use")
 
 
 @pytest.mark.parametrize("key", ["k" * 129, "two words", "a/b", "a.b", "schlüssel", ""])
 async def test_a_malformed_key_is_422(crib: Crib, key: str) -> None:
     session = await crib.session()
-    headers = [("Idempotency-Key".encode(), key.encode("latin-1"))]
+    headers = [(b"Idempotency-Key", key.encode("latin-1"))]
     answer = await crib.client.post(
         f"/v1/sessions/{session}/tools/echo", json={"arguments": {"text": "x"}}, headers=headers
     )

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.unit.toolserver.crib import Crib, detail, running, settings
 from toolserver.runtime.base import Limits
 from toolserver.runtime.fake_runtime import FakeRuntime
 from toolserver.runtime.fake_server import FakeToolServer
 from toolserver.sessions.session import Grant
-
-from tests.unit.toolserver.crib import Crib, detail, running, settings
 
 
 async def _until_removed(crib: Crib, session_id: str) -> None:

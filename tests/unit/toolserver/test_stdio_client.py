@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from toolserver.errors import RuntimeUnavailable, SandboxGone
 from toolserver.runtime.base import Limits, SandboxSpec
 from toolserver.runtime.fake_pipe import FakePipe
@@ -78,7 +79,14 @@ async def test_answers_find_their_request_in_any_order() -> None:
 
 async def test_lines_that_are_no_answer_are_skipped_and_counted() -> None:
     async def noisy(peer: Peer, message: dict[str, Any]) -> None:
-        for line in (b"not json", b"[1]", b'{"jsonrpc":"1.0"}', b"\xff\xfe", b'{"jsonrpc":"2.0","id":999,"result":{}}', b"[" * 5000):
+        for line in (
+            b"not json",
+            b"[1]",
+            b'{"jsonrpc":"1.0"}',
+            b"\xff\xfe",
+            b'{"jsonrpc":"2.0","id":999,"result":{}}',
+            b"[" * 5000,
+        ):
             await peer.stdout.write(line + b"\n")
         await peer.stdout.write(b"\n   \n")
         await peer.say({"id": message["id"], "result": 5})
@@ -233,7 +241,10 @@ async def test_a_server_of_the_stateless_era_is_recognised() -> None:
     sandbox = ToolSandbox(FakeSandbox(SPEC, Peer(modern), lambda: None))
     await sandbox.open({}, frozenset(), 5)
     assert sandbox.era == STATELESS_VERSION
-    assert await sandbox.call("t", {}, call_id="c", deadline_s=5, max_text_bytes=1000, grace_s=1) == {"tools": [], "content": []}
+    assert await sandbox.call("t", {}, call_id="c", deadline_s=5, max_text_bytes=1000, grace_s=1) == {
+        "tools": [],
+        "content": [],
+    }
     await sandbox.close()
 
 

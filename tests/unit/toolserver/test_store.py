@@ -2,17 +2,19 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection
+
+from tests.unit.toolserver.crib import Crib, detail, new_runtime, running, settings
 from toolserver.errors import StartRefused, StoreUnavailable
 from toolserver.store import calls, keys, sessions
 from toolserver.store.calls import CallRow
-from toolserver.store.database import Database, StateLock
-
-from tests.unit.toolserver.crib import Crib, detail, new_runtime, running, settings
+from toolserver.store.database import Database
+from toolserver.store.lock import StateLock
 
 
 @pytest.fixture
@@ -22,6 +24,14 @@ def path(tmp_path: Path) -> Path:
 
 def _row(call_id: str = "c", tenant: str = "t", request_hash: str = "h") -> CallRow:
     return CallRow(tenant, call_id, "s", "tool", request_hash, "0" * 32, 1.0)
+
+
+def _begin(row: CallRow) -> Callable[[Connection], CallRow | None]:
+    return lambda connection: calls.begin(connection, row)
+
+
+def _end(call_id: str, status: int = 200) -> Callable[[Connection], None]:
+    return lambda connection: calls.end(connection, "t", call_id, status=status, body=b"x", ended_at=2.0)
 
 
 def _open(path: Path) -> Database:
@@ -35,7 +45,7 @@ def test_a_call_is_written_once_and_its_first_answer_stays(path: Path) -> None:
     assert database.run(lambda c: calls.begin(c, _row())) is None
     assert database.run(lambda c: calls.begin(c, _row(request_hash="other"))) == _row()
     for status in (200, 500):
-        database.run(lambda c, s=status: calls.end(c, "t", "c", status=s, body=b"x", ended_at=2.0))
+        database.run(_end("c", status))
     found = database.run(lambda c: calls.find(c, "t", "c"))
     assert found is not None
     assert (found.status, found.body) == (200, b"x")
@@ -54,7 +64,7 @@ def test_a_call_that_ran_nothing_gives_its_name_back(path: Path) -> None:
 def test_what_is_old_is_purged_and_what_runs_is_not(path: Path) -> None:
     database = _open(path)
     for name in ("old", "running"):
-        database.run(lambda c, n=name: calls.begin(c, _row(n)))
+        database.run(_begin(_row(name)))
     database.run(lambda c: calls.end(c, "t", "old", status=200, body=b"", ended_at=5.0))
     database.run(lambda c: sessions.begin(c, "s", "t", 1.0))
     database.run(lambda c: sessions.end(c, "s", "idle", 5.0))
@@ -76,7 +86,9 @@ def test_a_failed_transaction_changes_nothing(path: Path) -> None:
     database.close()
 
 
-def test_a_lock_held_by_another_writer_is_unavailable_and_loses_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_held_by_another_writer_is_unavailable_and_loses_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("toolserver.store.database._BUSY_MS", 50)
     database = _open(path)
     other = sqlite3.connect(path, isolation_level=None)
@@ -116,7 +128,7 @@ def test_a_damaged_database_refuses_the_start_and_is_left_as_it_is(path: Path, c
 def test_a_damaged_page_is_found_at_the_start(path: Path) -> None:
     database = _open(path)
     for number in range(200):
-        database.run(lambda c, n=number: calls.begin(c, _row(f"call-{n}" + "x" * 100)))
+        database.run(_begin(_row(f"call-{number}" + "x" * 100)))
     database.close()
     raw = bytearray(path.read_bytes())
     raw[-3 * 4096 : -4096] = b"\xa5" * (2 * 4096)
@@ -161,11 +173,38 @@ def test_only_a_digest_of_a_key_is_stored(path: Path) -> None:
 
 async def test_jobs_are_done_in_order_and_none_is_lost(path: Path) -> None:
     database = _open(path)
-    await asyncio.gather(*(database.write(lambda c, n=n: calls.begin(c, _row(f"c{n}"))) for n in range(200)))
+    await asyncio.gather(*(database.write(_begin(_row(f"c{n}"))) for n in range(200)))
     assert [row.call_id for row in await database.read(calls.running)] == [f"c{n}" for n in range(200)]
     database.close()
     with pytest.raises(StoreUnavailable):
         database.run(calls.running)
+
+
+async def test_small_writes_go_on_while_another_writer_holds_the_database(path: Path) -> None:
+    database = _open(path)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    work = asyncio.ensure_future(database.write_small(lambda c: calls.begin(c, _row())))
+    await asyncio.sleep(0.1)
+    assert not work.done()  # it waits in the thread, not in the event loop
+    other.execute("ROLLBACK")
+    other.close()
+    assert await work is None
+    database.close()
+
+
+async def test_the_log_of_small_writes_is_folded_into_the_database(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolserver.store.database._CHECKPOINT_EVERY", 50)
+    database = _open(path)
+    for number in range(300):
+        await database.write_small(_begin(_row(f"c{number}")))
+        if number % 50 == 49:
+            await database.read(calls.running)  # the thread has had its turn
+    assert path.with_name(path.name + "-wal").stat().st_size < 150 * 3 * 4096
+    database.close()
+    again = _open(path)
+    assert len(again.run(calls.running)) == 300
+    again.close()
 
 
 async def _unavailable(_job: Any) -> Any:
@@ -174,7 +213,8 @@ async def _unavailable(_job: Any) -> Any:
 
 async def test_without_the_database_a_call_is_503_and_runs_nothing(crib: Crib, monkeypatch: pytest.MonkeyPatch) -> None:
     session = await crib.session()
-    monkeypatch.setattr(crib.server.database, "write", _unavailable)
+    for way in ("write", "write_small"):
+        monkeypatch.setattr(crib.server.database, way, _unavailable)
     told = detail(await crib.call(session, "count", {}, key="k"), 503, "runtime_unavailable")
     assert told["effects"] == "none"
     assert "count" not in crib.runtime.workspaces[session].files
@@ -191,7 +231,7 @@ async def test_an_outcome_that_can_not_be_written_is_given_and_written_later(
     chosen = settings(tmp_path)
     async with running(chosen) as crib:
         session = await crib.session()
-        write = crib.server.database.write
+        write = crib.server.database.write_small
         calls_made = 0
 
         async def second_fails(job: Any) -> Any:
@@ -199,7 +239,7 @@ async def test_an_outcome_that_can_not_be_written_is_given_and_written_later(
             calls_made += 1
             return await (_unavailable(job) if calls_made == 2 else write(job))
 
-        monkeypatch.setattr(crib.server.database, "write", second_fails)
+        monkeypatch.setattr(crib.server.database, "write_small", second_fails)
         first = await crib.call(session, "count", {}, key="k")
         assert first.status_code == 200
         assert (await crib.call(session, "count", {}, key="k")).content == first.content

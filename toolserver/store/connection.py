@@ -1,0 +1,104 @@
+"""Connections to SQLite with the settings that make them safe, the check of what is opened, and one transaction."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, select
+from sqlalchemy.exc import DatabaseError, IntegrityError
+from sqlalchemy.pool import StaticPool
+
+from toolserver.errors import StartRefused, StoreUnavailable
+from toolserver.store import schema
+
+T = TypeVar("T")
+
+
+class Busy(StoreUnavailable):
+    """Another writer held the database for as long as this connection waits."""
+
+
+def connect(path: Path, busy_ms: int) -> Engine:
+    """An engine of one connection, for whichever thread has it in hand. `busy_ms`: how long it waits for another writer."""
+    engine = create_engine(
+        f"sqlite+pysqlite:///{path}",
+        poolclass=StaticPool,
+        connect_args={"check_same_thread": False, "timeout": busy_ms / 1000},
+    )
+
+    @event.listens_for(engine, "connect")
+    def _settings(raw: sqlite3.Connection, _record: object) -> None:
+        raw.isolation_level = None  # transactions are begun below, not by the driver's guess
+        raw.execute(f"PRAGMA busy_timeout={busy_ms}")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        # a deferred transaction that turns into a writer fails at once when another writes, whatever the busy timeout
+        raw = connection.connection.driver_connection
+        if isinstance(raw, sqlite3.Connection):  # straight to the driver: this is half the cost of a small transaction
+            raw.execute("BEGIN IMMEDIATE" if connection.info.get("writes", True) else "BEGIN")
+
+    return engine
+
+
+def prepare(connection: Connection, path: Path) -> None:
+    """Make or check the tables. Raises StartRefused."""
+    kept = f"The file was left as it is: {path}"
+    check = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+    if check != "ok":
+        raise StartRefused(damaged(path))
+    connection.commit()
+    tables = set(inspect(connection).get_table_names())
+    connection.commit()
+    if tables and "meta" not in tables:
+        raise StartRefused(f"The database is not one of a ToolServer. {kept}; choose another folder with --state-dir.")
+    if tables:
+        query = select(schema.meta.c.value).where(schema.meta.c.name == "schema_version")
+        version = int(connection.execute(query).scalar() or 0)
+        connection.commit()
+        if version > schema.SCHEMA_VERSION:
+            raise StartRefused(
+                f"The database has schema version {version}, this ToolServer knows {schema.SCHEMA_VERSION}: it was made by "
+                f"a newer one. {kept}; start the newer version, or choose another folder with --state-dir."
+            )
+    else:
+        with connection.begin():
+            schema.metadata.create_all(connection)
+            connection.execute(schema.meta.insert().values(name="schema_version", value=str(schema.SCHEMA_VERSION)))
+    settle(connection, autocheckpoint=1000)
+
+
+def settle(connection: Connection, *, autocheckpoint: int) -> None:
+    """Durable against the death of the process at every commit, against that of the machine at every checkpoint."""
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", f"wal_autocheckpoint={autocheckpoint}"):
+        connection.connection.cursor().execute(f"PRAGMA {pragma}")
+
+
+def damaged(path: Path) -> str:
+    return (
+        f"The database {path} is damaged or no database. It was left as it is. To start anew, move it and its -wal and -shm "
+        "files away: stored outcomes, API keys and ended sessions are then forgotten. To go on, put a copy from before there."
+    )
+
+
+def reason_of(problem: DatabaseError | sqlite3.Error) -> str:
+    return str(problem.orig) if isinstance(problem, DatabaseError) else str(problem)
+
+
+def transact(connection: Connection, job: Callable[[Connection], T], *, writes: bool) -> T:
+    """`job` in a transaction of its own, in the calling thread. Raises StoreUnavailable, Busy: then nothing was changed."""
+    connection.info["writes"] = writes
+    try:
+        with connection.begin():
+            return job(connection)
+    except IntegrityError:
+        raise
+    except (DatabaseError, sqlite3.Error) as problem:
+        with contextlib.suppress(DatabaseError, sqlite3.Error):
+            connection.rollback()
+        reason = reason_of(problem)
+        raise (Busy(reason) if "locked" in reason else StoreUnavailable(reason)) from problem
