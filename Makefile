@@ -13,7 +13,9 @@ demo: ## run a real goal on a real data file, end to end, in real sandboxes
 	@.ci/setup.sh toolserver,agent,sandbox
 	@$(BIN)/python examples/weather/demo.py
 
-test: lint images ## set up everything, then lint and run the whole suite
+test: lint ## set up everything, then lint and run the whole suite
+	@.ci/engine.sh docker-compose
+	@$(BIN)/toolserver images build
 	@$(BIN)/python -m pytest
 
 lint: ## format, lint, types, import rules

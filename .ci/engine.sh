@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Makes sure that a Docker engine answers: nothing to do where one does; on Debian as root it is installed and started.
+# Further arguments are programs that must be there too, by the name of their Debian package: .ci/engine.sh docker-compose
 set -euo pipefail
 say() { printf '%s\n' "engine: $*" >&2; }
 log=${TMPDIR:-/tmp}/toolcrib-dockerd.log
@@ -26,7 +27,21 @@ wait_for_it() {
     return 1
 }
 
-answers && exit 0
+install() { # Debian packages, where this may be done
+    [ "$#" -gt 0 ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || return 0
+    say "installing $*"
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+}
+
+missing=()
+for program in debootstrap "$@"; do # debootstrap: for a base image where none can be pulled
+    command -v "$program" >/dev/null || missing+=("$program")
+done
+if answers; then
+    install "${missing[@]}"
+    exit 0
+fi
 
 if [ -n "${DOCKER_HOST:-}" ] || [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
     say "no Docker engine answers at $socket."
@@ -35,16 +50,9 @@ if [ -n "${DOCKER_HOST:-}" ] || [ "$(id -u)" != 0 ] || ! command -v apt-get >/de
     exit 5
 fi
 
-missing=()
 command -v dockerd >/dev/null || missing+=(docker.io)
 command -v iptables >/dev/null || missing+=(iptables)
-command -v debootstrap >/dev/null || missing+=(debootstrap) # for a base image where none can be pulled
-if [ "${#missing[@]}" -gt 0 ]; then
-    say "installing ${missing[*]}"
-    export DEBIAN_FRONTEND=noninteractive
-    apt-get update -qq
-    apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
-fi
+install "${missing[@]}"
 
 answers && exit 0 # the package may have started it
 if [ -d /run/systemd/system ]; then

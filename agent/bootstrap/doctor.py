@@ -84,7 +84,7 @@ async def _check(name: str, probe: Callable[[], Awaitable[str]]) -> Check:
 async def _runs_folder(settings: Settings) -> str:
     with open_store(settings) as store:
         count = len(store.runs())
-    return f"{settings.runs_dir.absolute()} can be written and holds {count} runs"
+    return f"{settings.runs_dir.absolute()} can be written; runs in it: {count}"
 
 
 async def _model(settings: Settings) -> str:

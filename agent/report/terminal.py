@@ -81,7 +81,7 @@ def print_run(console: Console, story: Story, files: Manifest) -> None:
         console.print(Padding(task_line(node, attempts), (0, 0, 0, indent)))
         for attempt in attempts:
             for step in attempt.steps.values():
-                calls = ", ".join(f"{call.tool} {(call.outcome or {}).get('kind', 'open')}" for call in step.calls)
+                calls = ", ".join(f"{call.tool} {(call.outcome or {}).get('kind', '')}".strip() for call in step.calls)
                 line = f"a{attempt.n} s{step.n}  {calls}" + (f"  {one_line(step.thought, 100)}" if step.thought else "")
                 console.print(Padding(Text(line, style="dim"), (0, 0, 0, indent + 4)))
     console.print(Text(f"{_costs(run.cost)}, {run.seconds:.0f} s"))
