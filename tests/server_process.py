@@ -88,7 +88,9 @@ class ServerProcess:
 
     def leftovers(self, session_id: str) -> list[str]:
         """What still names the session: containers, volumes, processes, files of the state folder."""
-        found = [str(p) for p in (self.folder / "state").rglob(f"*{session_id}*")]
+        found = []
+        for folder, folders, files in os.walk(self.folder / "state"):  # unlike rglob, at ease with what goes meanwhile
+            found += [os.path.join(folder, name) for name in (*folders, *files) if session_id in name]  # noqa: PTH118
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:

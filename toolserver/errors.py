@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -168,6 +169,15 @@ class RuntimeUnavailable(Exception):  # noqa: N818 - reads as the state it names
 
 class SandboxGone(Exception):  # noqa: N818
     """The sandbox ended, or its stream broke, before an answer arrived."""
+
+
+_HOST_PATH = re.compile(r"(?<![\w/:.])(?:\w+://)?/(?:[\w.@+-]+/)*[\w@+-]+(?:\.[\w@+-]+)*")
+
+
+def runtime_unavailable(problem: RuntimeUnavailable, call_id: str | None = None) -> ToolServerError:
+    """What a client is told: the operator's message without the paths of the host, which stand in the log."""
+    told = _HOST_PATH.sub("(a path on the server)", str(problem))
+    return ToolServerError(Code.RUNTIME_UNAVAILABLE, f"Nothing was run: {told}", call_id)
 
 
 class StoreUnavailable(Exception):  # noqa: N818

@@ -8,6 +8,7 @@
 | stream without finish reason, chunk that is no JSON | incomplete | yes |
 | too long for the model, in any dialect | overflow | no |
 | content filter | filtered | no |
+| a 5xx about what the model wrote | incomplete | no |
 | 400, 401, 403, 404, 422, other 4xx; no money; a 5xx that repeats for the same request | refused | no |
 """
 
@@ -34,10 +35,13 @@ _FILTERED = re.compile(
     r"content_filter|content_policy_violation|ResponsibleAIPolicyViolation|content management policy|safety_violation",
     re.IGNORECASE,
 )
+# about the request: the same in each conversation
 _DETERMINISTIC = re.compile(
-    r"does not match the expected .{0,60}format|failed to parse (?:grammar|tool call|messages|input at pos)"
-    r"|(?:jinja|chat) template|unsupported param",
-    re.IGNORECASE,
+    r"failed to parse (?:grammar|messages)|(?:jinja|chat) template|unsupported param", re.IGNORECASE
+)
+# about what the model wrote: the same request gets it again, the conversation with one more remark may not
+_UNREADABLE = re.compile(
+    r"does not match the expected .{0,60}format|failed to parse (?:tool call|input at pos)", re.IGNORECASE
 )
 _NO_MONEY = re.compile(
     r"insufficient_quota|insufficient balance|billing_hard_limit|credit balance is too low", re.IGNORECASE
@@ -74,6 +78,8 @@ def from_status(status: int, headers: Mapping[str, str], code: str, text: str, *
     if status == 429 and not _NO_MONEY.search(told):
         after = retry_after_s(headers, now)
         return AttemptFailed(FailureKind.RATE_LIMITED, said, retryable=True, retry_after_s=after)
+    if status >= 500 and _UNREADABLE.search(told):
+        return AttemptFailed(FailureKind.INCOMPLETE, said, retryable=False)
     stubborn = headers.get("x-should-retry", "").lower() == "false" or _DETERMINISTIC.search(told)
     if status in (408, 409) or (status >= 500 and not stubborn):
         return AttemptFailed(FailureKind.UNREACHABLE, said, retryable=True, retry_after_s=retry_after_s(headers, now))
@@ -88,6 +94,8 @@ def from_stream_error(code: str, text: str) -> AttemptFailed:
         return AttemptFailed(FailureKind.OVERFLOW, said, retryable=False)
     if _FILTERED.search(told):
         return AttemptFailed(FailureKind.FILTERED, said, retryable=False)
+    if _UNREADABLE.search(told):
+        return AttemptFailed(FailureKind.INCOMPLETE, said, retryable=False)
     if _DETERMINISTIC.search(told) or _NO_MONEY.search(told):
         return AttemptFailed(FailureKind.REFUSED, said, retryable=False)
     return AttemptFailed(FailureKind.UNREACHABLE, said, retryable=True)

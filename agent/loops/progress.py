@@ -17,7 +17,7 @@ from agent.store.hash_chain import canonical
 from agent.tools.outcome import Outcome, OutcomeKind
 
 MAX_REPEATS = 2  # runs beyond the first of one call with one result
-MAX_FRUITLESS = 4  # replies in a row
+MAX_FRUITLESS = 3  # replies in a row
 MAX_UNKNOWN_TOOLS = 3  # an attempt
 MAX_INVALID_CALLS = 5  # an attempt
 MAX_FORCED = 2  # tries when nothing but subtask_submit is offered

@@ -6,7 +6,7 @@ Changing that one makes it REVISED; a task that is deleted becomes CANCELLED and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -107,8 +107,15 @@ def _refuse_delete(plan: Plan, operation: Operation) -> str | None:
     parent = plan[task_id].parent
     if parent is not None and plan[parent].state is TaskState.EXECUTING and len(plan.living_children(parent)) == 1:
         return f"it is the last task below {parent}, which has begun: add another one to {parent} first."
-    busy = [c.id for c in plan.living_children(task_id) if c.state is not TaskState.PENDING]
+    busy = [c.id for c in _below(plan, task_id) if c.state is not TaskState.PENDING]
     return f"{', '.join(busy)} below it can't be deleted any more." if busy else None
+
+
+def _below(plan: Plan, task_id: str) -> Iterator[TaskNode]:
+    """All living tasks below one, at any depth."""
+    for child in plan.living_children(task_id):
+        yield child
+        yield from _below(plan, child.id)
 
 
 def _apply(plan: Plan, operation: Operation) -> Plan:

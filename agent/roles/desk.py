@@ -29,6 +29,8 @@ T = TypeVar("T")
 # part of the run's course: handled where the question was asked
 _HANDLED = frozenset({FailureKind.INCOMPLETE, FailureKind.FILTERED, FailureKind.OVERFLOW})
 
+_BROKEN = "Your last reply did not arrive whole, so nothing of it was taken. Call {tool} once, briefly and plainly."
+
 
 class NoValidAnswer(Exception):  # noqa: N818 - each role knows what to do without an answer
     """A role gave no answer that holds, corrective turns included."""
@@ -165,6 +167,8 @@ class Desk:
                 problem = failure.message
                 if failure.kind is FailureKind.OVERFLOW:
                     squeeze, correction = squeeze + 1, ()
+                else:  # the very same request would get the very same reply from many servers
+                    correction = (Message("user", _BROKEN.format(tool=tool.name)),)
                 continue
             answer = parse_reply(reply, tool)
             if not isinstance(answer, Problem):

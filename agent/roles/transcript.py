@@ -5,13 +5,16 @@ What is dropped here is dropped from the prompt alone; the journal keeps all of 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from agent.llm.model import Message
+from agent.llm.model import Message, ToolCall
 from agent.trajectory.printable import clip
 
 LEVELS = 4
 _WHOLE = 3  # newest exchanges that level 1 leaves as they are
+_SAID = 2000  # characters of a thought, of the arguments of a call and of a provider's field that are always kept
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,9 @@ class Exchange:
     back: tuple[Message, ...]
 
     def clipped(self, limit: int) -> Exchange:
-        return replace(self, back=tuple(replace(m, content=clip(m.content, limit)) for m in self.back))
+        """With at most `limit` characters of each answer, and a bounded share of what the model said itself."""
+        said = None if self.said is None else _said_less(self.said, max(limit, _SAID))
+        return replace(self, said=said, back=tuple(replace(m, content=clip(m.content, limit)) for m in self.back))
 
 
 @dataclass
@@ -50,6 +55,26 @@ class Transcript:
                 )
         flat = [m for e in kept for m in (*((e.said,) if e.said else ()), *e.back)]
         return (note, *flat) if note else tuple(flat)
+
+
+def _said_less(said: Message, limit: int) -> Message:
+    calls = tuple(replace(call, arguments=_arguments_less(call, limit)) for call in said.tool_calls)
+    return replace(said, content=clip(said.content, limit), tool_calls=calls, extra=_texts_less(said.extra, limit))
+
+
+def _arguments_less(call: ToolCall, limit: int) -> str:
+    """Still a JSON object: several servers read the arguments of past calls."""
+    if len(call.arguments) <= limit:
+        return call.arguments
+    return json.dumps({"left_out": f"{len(call.arguments)} characters of arguments", "start": call.arguments[:200]})
+
+
+def _texts_less(value: Any, limit: int) -> Any:
+    if isinstance(value, str):
+        return clip(value, limit)
+    if isinstance(value, dict):
+        return {name: _texts_less(item, limit) for name, item in value.items()}
+    return [_texts_less(item, limit) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _names(exchanges: list[Exchange]) -> str:

@@ -26,7 +26,7 @@ READ_TIMEOUT_S = 30.0  # silence; the total is bounded by whoever calls
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _BINARY = ("image/", "audio/", "video/", "font/")
 _HEADERS = {
-    "User-Agent": "Mozilla/5.0 (compatible; Toolcrib; +https://pypi.org/project/toolcrib/)",
+    "User-Agent": "Mozilla/5.0 (compatible; Toolcrib)",
     "Accept": "text/html,application/xhtml+xml,text/markdown,text/plain,application/pdf,application/json;q=0.9,*/*;q=0.5",
     "Accept-Language": "en,*;q=0.5",
     "Accept-Encoding": "gzip, deflate",

@@ -89,6 +89,8 @@ class InterpreterProcess:
             processes.close_all_but({control})
             os.set_inheritable(control, True)
             os.execve(sys.executable, [sys.executable, "-I", SCRIPT, str(control)], environment)
+        except OSError as problem:
+            os.write(2, f"The interpreter could not be started: {problem}\n".encode())
         finally:
             os._exit(127)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 
 import pytest
@@ -21,8 +22,10 @@ MOMENTS = [
     pytest.param(EventKind.TOOL_SETTLED, "t1/a1/actor/s1/c0", id="after a tool has run"),
     pytest.param(EventKind.TASK_SUBMITTED, "t1", id="before the critic"),
     pytest.param(EventKind.TOOL_INTENDED, "t2/a1/actor/s1/c0", id="in the second task"),
+    pytest.param(EventKind.LLM_REQUESTED, "t2/a1/actor/s1", id="while the model is asked"),
     pytest.param(EventKind.LLM_REQUESTED, "answer/summariser/r0", id="while the answer is written"),
 ]
+BETWEEN_TOOLS = MOMENTS[-2:]
 
 
 def kill_at(agent: AgentFolder, kind: EventKind, key: str) -> None:
@@ -58,7 +61,7 @@ def test_killed_beside_a_toolserver_that_lives_on(kind: EventKind, key: str, rem
     check_finished(remote, before)
 
 
-@pytest.mark.parametrize(("kind", "key"), [MOMENTS[1], MOMENTS[4]])
+@pytest.mark.parametrize(("kind", "key"), BETWEEN_TOOLS)
 def test_killed_with_its_own_toolserver_between_tools(kind: EventKind, key: str, agent: AgentFolder) -> None:
     kill_at(agent, kind, key)
     state_folder = str(agent.run_folder / "toolserver")
@@ -108,8 +111,10 @@ def test_killed_twice_it_still_finishes(remote: AgentFolder) -> None:
 def test_a_run_that_another_process_works_on_is_refused(remote: AgentFolder) -> None:
     process = remote.start("run", GOAL)
     remote.wait_for_event(EventKind.TOOL_INTENDED, "t1/a1/actor/s1/c0", process)
+    process.send_signal(signal.SIGSTOP)  # so that it can't end meanwhile, however slow this machine is
     refused = remote.command("resume", remote.run_id)
-    assert refused.returncode == 2
+    process.send_signal(signal.SIGCONT)
+    assert refused.returncode == 2, refused.stdout
     assert "is being worked on" in refused.stderr
-    assert process.wait(60) == 0
+    assert process.wait(60) == 0, remote.log()
     assert (remote.run_folder / "workspace" / "counter.txt").read_text().split() == LINES

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from toolserver.calls.answer import Answer, encode_body
-from toolserver.errors import Code, RuntimeUnavailable, StoreUnavailable, ToolServerError
+from toolserver.errors import Code, RuntimeUnavailable, StoreUnavailable, ToolServerError, runtime_unavailable
 from toolserver.telemetry import trace_id
 
 _log = logging.getLogger(__name__)
@@ -40,7 +40,8 @@ def as_error(problem: Exception) -> ToolServerError:
     if isinstance(problem, ToolServerError):
         return problem
     if isinstance(problem, RuntimeUnavailable):
-        return ToolServerError(Code.RUNTIME_UNAVAILABLE, f"Nothing was run: {problem}")
+        _log.warning("runtime_unavailable", extra={"fields": {"problem": str(problem)}})
+        return runtime_unavailable(problem)
     if isinstance(problem, StoreUnavailable):
         _log.error("store_unavailable", extra={"fields": {"problem": str(problem)}})
         return ToolServerError(

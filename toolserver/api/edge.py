@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -16,6 +17,7 @@ from toolserver.telemetry import Trace, current_trace
 _OPEN_PATHS = frozenset({"/healthz"})
 _PHASELESS_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 _WANTED = (b"authorization", b"traceparent", b"x-request-id")
+_STALLED_S = 60.0
 _log = logging.getLogger(__name__)
 
 
@@ -88,7 +90,11 @@ class _Traced:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), *self._headers, (b"x-content-type-options", b"nosniff")]
-        await self._send(message)
+        if not message.get("more_body"):
+            await self._send(message)
+            return
+        async with asyncio.timeout(_STALLED_S):  # a client that stopped reading must not hold a session for ever
+            await self._send(message)
 
 
 def _text(value: bytes | None) -> str | None:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from toolserver.errors import (
     StoreUnavailable,
     ToolServerError,
     invalid_all,
+    runtime_unavailable,
 )
 from toolserver.sandbox.background import Background
 from toolserver.sessions.registry import Registry
@@ -182,9 +183,8 @@ class Executor:
         except ToolServerError as error:
             answer, told = self._refused(call, error)
         except RuntimeUnavailable as problem:
-            answer, told = self._refused(
-                call, ToolServerError(Code.RUNTIME_UNAVAILABLE, f"Nothing was run: {problem}", call.call_id)
-            )
+            _log.warning("runtime_unavailable", extra={"fields": {"call_id": call.call_id, "problem": str(problem)}})
+            answer, told = self._refused(call, runtime_unavailable(problem, call.call_id))
         except asyncio.CancelledError:
             if call.abort_error is None:
                 raise
@@ -272,13 +272,15 @@ class Executor:
             )
         return _replay(row, row.request_hash)
 
-    async def drain(self, wait_s: float, stop_s: float, stop: Callable[[RunningCall], Any]) -> None:
+    async def drain(
+        self, wait_s: float, stop_s: float, stop: Callable[[RunningCall], Coroutine[Any, Any, Any]]
+    ) -> None:
         """Take no new calls, wait for the running ones, then `stop` those that are left and give them `stop_s` to end."""
         self.draining = True
         await _all_answered(self.running(), wait_s)
         left = self.running()
         if left:
-            await asyncio.wait([asyncio.ensure_future(stop(call)) for call in left], timeout=stop_s)
+            await asyncio.wait([self._tasks.spawn(stop(call), f"stop {call.call_id}") for call in left], timeout=stop_s)
 
     async def close(self) -> None:
         """When all sessions have ended: what still can't be written down is given up, said in the log."""

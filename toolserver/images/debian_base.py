@@ -54,7 +54,7 @@ def debian_tarball(progress: Progress) -> Path:
     tarball.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=tarball.parent, prefix="debian-") as folder:
         root, packed = Path(folder) / "root", Path(folder) / "root.tar.gz"
-        made = [program, "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, str(root), _mirror()]
+        made = [program, "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, str(root), *_mirror()]
         _run(made, "debootstrap")
         left_out = [f"--exclude=./{pattern}" for pattern in LEFT_OUT]
         _run(
@@ -64,9 +64,8 @@ def debian_tarball(progress: Progress) -> Path:
     return tarball
 
 
-def _mirror() -> str:
-    """The mirror this machine's apt uses for the suite, else Debian's own."""
-    default = "http://deb.debian.org/debian"
+def _mirror() -> list[str]:
+    """The mirror this machine's apt uses for the suite; none named: debootstrap's own choice."""
     try:
         asked = subprocess.run(
             ["apt-get", "indextargets", "--format", "$(RELEASE) $(SITE)", "Created-By: Packages"],
@@ -76,9 +75,9 @@ def _mirror() -> str:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return default
+        return []
     sites = [line.split()[1] for line in asked.stdout.splitlines() if line.split()[:1] == [SUITE]]
-    return sites[0] if sites else default
+    return sites[:1]
 
 
 def _run(command: list[str], what: str) -> None:

@@ -37,11 +37,17 @@ class Box:
         runtime: SandboxRuntime,
         background: Background,
         starts: asyncio.Semaphore,
+        *,
         counted: Callable[[], None],
+        left_over: Callable[[], None],
     ) -> None:
-        """`background` owns starts under way, `starts` bounds how many there are at a time, `counted` is told of each."""
+        """`background` owns starts under way, `starts` bounds how many there are at a time, `counted` is told of each.
+
+        `left_over` is told when a sandbox could not be removed: a sweep must take it later.
+        """
         self.plan = plan
         self._runtime, self._background, self._starts, self._counted = runtime, background, starts, counted
+        self._left_over = left_over
         self._live: ToolSandbox | None = None
         self._start_task: asyncio.Task[ToolSandbox] | None = None
         self._changing = asyncio.Lock()
@@ -96,7 +102,14 @@ class Box:
                 await self._remove(self._live)
 
     async def _remove(self, sandbox: ToolSandbox) -> SandboxEnd:
-        end = await sandbox.close()
+        try:
+            end = await sandbox.close()
+        except RuntimeUnavailable as problem:
+            _log.error(
+                "sandbox_not_removed", extra={"fields": {"session_id": self.plan.session_id, "problem": str(problem)}}
+            )
+            sandbox.end = end = SandboxEnd("runtime_lost")
+            self._left_over()
         self._live, self._lost = None, end
         fields = {
             "session_id": self.plan.session_id,

@@ -98,7 +98,8 @@ class Download:
                 if left:
                     raise SandboxGone("the file became shorter while it was read")
             finally:
-                await self.close()
+                # not awaited here: a client that hangs up cancels whatever this waits for
+                self.session.background.spawn(self.close(), "close a download")
 
     async def close(self) -> None:
         with contextlib.suppress(RpcError, SandboxGone, TimeoutError):

@@ -23,7 +23,6 @@ class Reaper:
     def __init__(self, registry: Registry, database: Database) -> None:
         self._registry, self._database = registry, database
         self._next: dict[str, float] = {}
-        self.swept = False
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -39,7 +38,7 @@ class Reaper:
         for session in self._registry.live():
             if (cause := session.due(now)) is not None:
                 await self._registry.end(session, cause)
-        if not self.swept and self._is_time("sweep", now, _SWEEP_RETRY_S):
+        if self._registry.left_over and self._is_time("sweep", now, _SWEEP_RETRY_S):
             await self.sweep()
         if self._is_time("clean up", now, _CLEAN_UP_S):
             await self._registry.retry_clean_up()
@@ -53,13 +52,12 @@ class Reaper:
         return due
 
     async def sweep(self) -> None:
-        """Remove what an earlier process left. While the runtime is away it is tried again later."""
+        """Remove what belongs to no session. While the runtime is away it is tried again later."""
         try:
-            count = await self._registry.runtime.sweep(self._registry.known_ids())
+            count = await self._registry.sweep()
         except RuntimeUnavailable as problem:
             _log.warning("sweep_put_off", extra={"fields": {"problem": str(problem)}})
             return
-        self.swept = True
         if count:
             _log.info("orphans_removed", extra={"fields": {"count": count}})
 

@@ -43,6 +43,8 @@ class Registry:
         self._ending: dict[str, Session] = {}  # gone for clients, not yet cleaned up or not yet written down
         self._creating: dict[str, str] = {}  # session id to tenant
         self._starts = asyncio.Semaphore(_PARALLEL_STARTS)
+        self._sweeping = asyncio.Lock()
+        self.left_over = True  # something of ours may be on the engine that belongs to no session: an earlier process's
 
     def live(self) -> list[Session]:
         return list(self._live.values())
@@ -70,8 +72,9 @@ class Registry:
     async def create(self, tenant: str, grant: Grant) -> Session:
         """A ready session. Raises quota_exceeded, no_capacity, RuntimeUnavailable, StoreUnavailable: then nothing is left of it."""
         session_id = f"ses_{secrets.token_hex(12)}"
-        self._check_quota(tenant)
-        self._creating[session_id] = tenant
+        async with self._sweeping:  # a sweep must not take what is being made for an orphan
+            self._check_quota(tenant)
+            self._creating[session_id] = tenant
         work = self.background.spawn(self._create(session_id, tenant, grant), f"create {session_id}")
         return await asyncio.shield(work)  # begun is finished or undone, also when the client hangs up
 
@@ -91,12 +94,7 @@ class Registry:
 
     async def _create(self, session_id: str, tenant: str, grant: Grant) -> Session:
         images = [self.catalog.images[name] for name in grant.images]
-        boxes = {
-            image.name: Box(
-                self._plan(session_id, image, grant), self.runtime, self.background, self._starts, self._counted
-            )
-            for image in images
-        }
+        boxes = {image.name: self._box(session_id, image, grant) for image in images}
         try:
             try:
                 await self.runtime.create_workspace(session_id)
@@ -115,7 +113,16 @@ class Registry:
 
     def _session(self, session_id: str, tenant: str, grant: Grant, boxes: dict[str, Box]) -> Session:
         now = self.clock()
-        return Session(session_id, tenant, grant, time.time(), now, boxes, self.clock, last_used=now)
+        return Session(session_id, tenant, grant, time.time(), now, boxes, self.background, self.clock, last_used=now)
+
+    def _box(self, session_id: str, image: ToolImage, grant: Grant) -> Box:
+        plan = self._plan(session_id, image, grant)
+        return Box(
+            plan, self.runtime, self.background, self._starts, counted=self._counted, left_over=self._note_left_over
+        )
+
+    def _note_left_over(self) -> None:
+        self.left_over = True
 
     def _plan(self, session_id: str, image: ToolImage, grant: Grant) -> BoxPlan:
         return BoxPlan(
@@ -174,6 +181,7 @@ class Registry:
             await self.runtime.delete_workspace(session_id)
         except RuntimeUnavailable as problem:
             problems.append(problem)
+            self.left_over = True
         for told in problems:
             _log.error("session_not_cleaned_up", exc_info=told, extra={"fields": {"session_id": session_id}})
         return not problems
@@ -183,9 +191,12 @@ class Registry:
         for session in list(self._ending.values()):
             self.background.spawn(self._clean_up(session), f"end {session.session_id} again")
 
-    def known_ids(self) -> frozenset[str]:
-        """Sessions whose sandboxes and files a sweep must not touch."""
-        return frozenset((*self._live, *self._creating))
+    async def sweep(self) -> int:
+        """Remove what belongs to no session; how much it was. Raises RuntimeUnavailable."""
+        async with self._sweeping:
+            count = await self.runtime.sweep(frozenset((*self._live, *self._creating)))
+            self.left_over = False
+        return count
 
     async def close(self, timeout_s: float) -> None:
         """End all, and wait until nothing is left of them."""

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from toolserver.errors import Code, ToolServerError
 from toolserver.runtime.base import Limits, Network
+from toolserver.sandbox.background import Background
 from toolserver.sessions.box import Box
 
 Cause = Literal["idle", "expired", "deleted", "oom", "node_lost", "shutdown"]
@@ -66,6 +67,7 @@ class Session:
     created_at: float
     started: float
     boxes: dict[str, Box]
+    background: Background
     clock: Callable[[], float]
     last_used: float = 0.0
     busy: int = 0

@@ -26,7 +26,7 @@ class StateLock:
             os.close(self._file)
             self._file = None
             raise StartRefused(
-                f"Another ToolServer runs on the state folder {self._path.parent}. Stop it, or give this one another "
+                f"The state folder {self._path.parent} is in use by another ToolServer. Stop it, or give this one another "
                 "folder with --state-dir."
             ) from problem
 

@@ -134,7 +134,7 @@ async def test_overflow_in_both_dialects(serve: Serve, model: MakeModel, whole: 
     ("quirk", "kind"),
     [
         ("unauthorized", FailureKind.REFUSED), ("forbidden", FailureKind.REFUSED), ("bad_request", FailureKind.REFUSED),
-        ("unprocessable", FailureKind.REFUSED), ("content_filter", FailureKind.FILTERED), ("deterministic_500", FailureKind.REFUSED),
+        ("unprocessable", FailureKind.REFUSED), ("content_filter", FailureKind.FILTERED), ("deterministic_500", FailureKind.INCOMPLETE),
         ("html", FailureKind.REFUSED), ("filtered_reply", FailureKind.FILTERED),
     ],
 )  # fmt: skip

@@ -116,6 +116,15 @@ def test_the_last_task_below_one_that_has_begun_stays() -> None:
         edit(plan, both, LIMITS, after_task="t1.1")
 
 
+def test_a_whole_goes_only_when_nothing_below_it_at_any_depth_has_begun_or_is_blocked() -> None:
+    plan = edit(made({}, {}), [{"op": "split", "task_id": "t2", "tasks": [draft(), draft()]}], LIMITS)
+    plan = edit(plan, [{"op": "split", "task_id": "t2.1", "tasks": [draft(depends_on=["t1"]), draft()]}], LIMITS)
+    plan = plan.move("t2.1.1", TaskState.BLOCKED, "t1 failed")
+    with pytest.raises(PlanRefused) as refused:
+        edit(plan, [{"op": "delete", "task_id": "t2"}], LIMITS)
+    assert "t2.1.1 below it can't be deleted any more" in str(refused.value)
+
+
 def test_the_tree_is_three_levels_deep_at_most() -> None:
     plan = made({}, {})
     for task_id in ("t1", "t1.1"):

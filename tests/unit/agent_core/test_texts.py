@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib.resources import files
 
 import pytest
@@ -140,3 +141,17 @@ def test_the_outline_shows_parts_below_their_whole() -> None:
         "  - t1.1 [pending] c",
         "- t2 [pending] b (after t1)",
     ]
+
+
+def test_what_the_model_itself_wrote_at_length_is_shortened_too_and_stays_valid() -> None:
+    made = Transcript()
+    for _ in range(3):
+        call = ToolCall("c", "write", json.dumps({"text": "x" * 500_000}))
+        made.add(Message("assistant", "y" * 2_000_000, (call,), extra={"reasoning_content": "z" * 90_000}), Message("tool", "ok", tool_call_id="c"))
+    said = [m for m in made.messages(LEVELS - 1) if m.role == "assistant"]
+    assert len(said) == 2
+    for message in said:
+        assert len(message.content) < 3000
+        assert len(message.extra["reasoning_content"]) < 3000
+        assert json.loads(message.tool_calls[0].arguments)["left_out"] == f"{len(call.arguments)} characters of arguments"
+    assert made.messages(0)[0].content == "y" * 2_000_000

@@ -49,8 +49,13 @@ def test_overflow_is_known_in_every_dialect(status: int, code: str, text: str) -
     assert (failure.kind, failure.retryable) == (Kind.OVERFLOW, False)
 
 
-def test_a_500_that_repeats_is_refused_at_once() -> None:
+def test_a_500_about_what_the_model_wrote_is_a_lost_reply_that_is_not_asked_for_again() -> None:
     failure = failed(500, "The model produced output that does not match the expected peg-native format")
+    assert (failure.kind, failure.retryable) == (Kind.INCOMPLETE, False)
+
+
+def test_a_500_that_repeats_is_refused_at_once() -> None:
+    failure = failed(500, "Failed to parse grammar")
     assert (failure.kind, failure.retryable) == (Kind.REFUSED, False)
     assert not failed(503, "down", x_should_retry="false").retryable
 
@@ -109,7 +114,8 @@ def test_what_is_shown_is_one_bounded_line_without_keys_or_pages() -> None:
     [
         ("", "The engine is overloaded", Kind.UNREACHABLE, True),
         ("context_length_exceeded", "x", Kind.OVERFLOW, False),
-        ("500", "output does not match the expected peg-native format", Kind.REFUSED, False),
+        ("500", "output does not match the expected peg-native format", Kind.INCOMPLETE, False),
+        ("500", "the chat template has no tools", Kind.REFUSED, False),
     ],
 )
 def test_an_error_inside_of_a_stream(code: str, text: str, kind: Kind, again: bool) -> None:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,16 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from toolserver.cli import app
+
+
+@pytest.fixture(autouse=True)
+def _own_logging() -> Iterator[None]:
+    """`serve` sets up the log of its process, which here is that of all tests."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 def run(*arguments: str, env: dict[str, str] | None = None) -> Result:

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from tests.unit.toolserver.crib import Crib, detail, running, settings
-from toolserver.runtime.base import Limits
-from toolserver.runtime.fake_runtime import FakeRuntime
+from tests.unit.toolserver.crib import Crib, detail, new_runtime, running, settings
+from toolserver.errors import RuntimeUnavailable
+from toolserver.runtime.base import Limits, SandboxEnd
+from toolserver.runtime.fake_runtime import FakeRuntime, FakeSandbox
 from toolserver.runtime.fake_server import FakeToolServer
+from toolserver.runtime.fake_workspace import FakeWorkspace
 from toolserver.sessions.session import Grant
 
 
@@ -210,7 +212,50 @@ async def test_sessions_of_an_earlier_process_are_gone_as_node_lost(tmp_path: Pa
         assert detail(await crib.client.get(f"/v1/sessions/{session}"), 410, "session_gone")["cause"] == "node_lost"
 
 
-async def test_a_sweep_that_fails_is_tried_again_and_serving_begins(tmp_path: Path) -> None:
-    async with running(settings(tmp_path)) as crib:
-        assert crib.server.reaper.swept
-        assert (await crib.client.get("/readyz")).status_code == 200
+async def test_a_sweep_that_fails_does_not_hold_up_the_start_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = settings(tmp_path)
+    runtime = new_runtime(chosen)
+    runtime.workspaces["ses_orphan"] = FakeWorkspace()
+    sweep, away = runtime.sweep, True
+
+    async def failing(keep: frozenset[str] = frozenset()) -> int:
+        if away:
+            raise RuntimeUnavailable("away")
+        return await sweep(keep)
+
+    monkeypatch.setattr(runtime, "sweep", failing)
+    async with running(chosen, runtime) as crib:
+        session = await crib.session()
+        away = False
+        await crib.server.reaper.sweep()
+        assert set(runtime.workspaces) == {session}
+        assert not crib.server.registry.left_over
+
+
+async def test_a_sandbox_that_can_not_be_removed_is_left_to_the_sweep(
+    crib: Crib, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = await crib.session()
+    remove = FakeSandbox.remove
+
+    async def failing(_self: FakeSandbox) -> SandboxEnd:
+        raise RuntimeUnavailable("No engine at unix:///var/run/docker.sock")
+
+    monkeypatch.setattr(FakeSandbox, "remove", failing)
+    told = detail(await crib.call(session, "die", {}), 500, "outcome_unknown")
+    assert (told["effects"], told["sandbox_end"]) == ("possible", "runtime_lost")
+    monkeypatch.setattr(FakeSandbox, "remove", remove)
+    assert crib.server.registry.left_over
+    assert (await crib.call(session, "echo", {"text": "again"})).json()["sandbox_reset"] is True
+
+
+async def test_paths_of_the_host_are_not_told(crib: Crib) -> None:
+    crib.runtime.unavailable = (
+        "No engine at unix:///var/run/docker.sock or /home/me/x. Start one: systemctl start docker."
+    )
+    told = detail(await crib.client.post("/v1/sessions", json={}), 503, "runtime_unavailable")
+    assert "docker.sock" not in told["message"]
+    assert "/home" not in told["message"]
+    assert "systemctl start docker" in told["message"]

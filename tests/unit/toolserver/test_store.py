@@ -154,7 +154,7 @@ def test_a_newer_or_foreign_database_refuses_the_start(path: Path) -> None:
 def test_a_second_server_on_the_state_folder_is_refused(tmp_path: Path) -> None:
     first, second = StateLock(tmp_path), StateLock(tmp_path)
     first.take()
-    with pytest.raises(StartRefused, match="Another ToolServer"):
+    with pytest.raises(StartRefused, match="in use by another ToolServer"):
         second.take()
     first.release()
     second.take()

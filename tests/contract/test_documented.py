@@ -1,0 +1,51 @@
+"""What the server can answer, take and be told stands in docs/reference, and nothing stands there that it can't."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from toolserver.api.application import ROUTES
+from toolserver.errors import CODES
+from toolserver.settings import Settings
+
+REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
+
+
+def test_every_code_is_documented_with_its_meaning() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \| (\d{3}) \| (\w+) \| (\w+) \| (\w+) \|", (REFERENCE / "errors.md").read_text(), re.MULTILINE
+    )
+    documented = {code: (int(status), fault, retry == "yes", effects) for code, status, fault, retry, effects in rows}
+    assert documented == {str(c): (m.status, m.fault, m.retryable, m.effects) for c, m in CODES.items()}
+
+
+def test_every_route_is_documented() -> None:
+    text = (REFERENCE / "http-api.md").read_text()
+    documented = {
+        (m, p.split("?")[0]) for m, p in re.findall(r"`(GET|POST|PUT|DELETE) (/[^`]*)`", text.split("## Sessions")[0])
+    }
+    served = {(r.method, re.sub(r":\w+}", "}", r.path)) for r in ROUTES} | {("GET", "/openapi.json")}
+    assert documented == served
+
+
+def _names(model: type[BaseModel], prefix: str = "") -> set[str]:
+    names: set[str] = set()
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        section = isinstance(kind, type) and issubclass(kind, BaseModel)
+        names |= _names(kind, f"{prefix}{name}.") if section else {prefix + name}  # type: ignore[arg-type]
+    return names
+
+
+def test_every_setting_is_documented() -> None:
+    text = (REFERENCE / "settings.md").read_text().partition("## ToolServer")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `([a-z_.]+)` \|", text, re.MULTILINE)) == _names(Settings)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 409, 410, 413, 422, 429, 450, 500, 503])
+def test_statuses_of_the_contract_have_codes(status: int) -> None:
+    assert [code for code, meaning in CODES.items() if meaning.status == status]
