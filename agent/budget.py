@@ -38,7 +38,8 @@ def worst_case(loop: LoopSettings) -> Bound:
     actor = loop.max_steps + EXTRA_ACTOR_CALLS
     attempt = actor + ask + ask + loop.max_refinements * ask  # actor, critic, reflector, refiner
     # the last step of an attempt offers no tool but subtask_submit
-    return Bound(ask + attempts * attempt + ask, attempts * (loop.max_steps - 1) * loop.max_calls_per_step)
+    llm_calls = ask + attempts * attempt + loop.max_summaries + ask
+    return Bound(llm_calls, attempts * (loop.max_steps - 1) * loop.max_calls_per_step)
 
 
 @dataclass(frozen=True)

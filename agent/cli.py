@@ -49,6 +49,9 @@ ToolServerOption = Annotated[
 RuntimeOption = Annotated[
     str | None, typer.Option("--runtime", help="Sandboxes of a ToolServer started here: auto, docker, bubblewrap.")
 ]
+EgressOption = Annotated[
+    str | None, typer.Option("--egress", help="open: the web tools may reach public addresses. Default: none.")
+]
 UsdOption = Annotated[float | None, typer.Option("--max-usd", help="Stop before the run costs more dollars.")]
 TokensOption = Annotated[int | None, typer.Option("--max-tokens", help="Stop before the run uses more tokens.")]
 SecondsOption = Annotated[float | None, typer.Option("--max-seconds", help="Stop after as many seconds of work.")]
@@ -71,6 +74,7 @@ def run(
     base_url: BaseUrlOption = None,
     toolserver: ToolServerOption = None,
     runtime: RuntimeOption = None,
+    egress: EgressOption = None,
     max_usd: UsdOption = None,
     max_tokens: TokensOption = None,
     max_seconds: SecondsOption = None,
@@ -99,8 +103,9 @@ def run(
         return lambda progress, interrupts: composition.start(settings, goal, files, progress, interrupts)
 
     flags = flags_of(
-        model=model, base_url=base_url, toolserver=toolserver, runtime=runtime, runs_dir=runs_dir, budget=budget
-    )
+        model=model, base_url=base_url, toolserver=toolserver, runtime=runtime, egress=egress, runs_dir=runs_dir,
+        budget=budget,
+    )  # fmt: skip
     raise typer.Exit(_carry_out(begin, config, flags, as_json=as_json, quiet=quiet))
 
 
@@ -111,6 +116,7 @@ def resume(
     base_url: BaseUrlOption = None,
     toolserver: ToolServerOption = None,
     runtime: RuntimeOption = None,
+    egress: EgressOption = None,
     max_usd: UsdOption = None,
     max_tokens: TokensOption = None,
     max_seconds: SecondsOption = None,
@@ -132,7 +138,9 @@ def resume(
         _say(console, what)
         return lambda progress, interrupts: composition.resume(going_on, run_id, progress, interrupts)
 
-    flags = flags_of(model=model, base_url=base_url, toolserver=toolserver, runtime=runtime, runs_dir=runs_dir)
+    flags = flags_of(
+        model=model, base_url=base_url, toolserver=toolserver, runtime=runtime, egress=egress, runs_dir=runs_dir
+    )
     raise typer.Exit(_carry_out(begin, config, flags, as_json=as_json, quiet=quiet))
 
 

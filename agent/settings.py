@@ -16,6 +16,7 @@ from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field,
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 RuntimeName = Literal["auto", "docker", "bubblewrap", "fake"]
+EgressMode = Literal["none", "open"]
 
 
 def _web_address(value: str) -> str:
@@ -66,6 +67,7 @@ class ToolServerSettings(Section):
     breaker_reset_s: float = Field(15.0, gt=0)
     max_observation_chars: int = Field(12_000, ge=500)
     runtime: RuntimeName = "auto"  # of an embedded one
+    egress: EgressMode = "none"  # open: the web tools may reach public addresses; code never has a network
     start_s: float = Field(60.0, gt=0)  # how long an embedded one may take until it is ready
 
 
@@ -79,6 +81,7 @@ class LoopSettings(Section):
     max_first_tasks: int = Field(4, ge=1)
     max_tasks: int = Field(20, ge=1)
     max_calls_per_step: int = Field(8, ge=1)  # tool calls in one reply; the rest are answered without being run
+    max_summaries: int = Field(20, ge=0)  # long tool outputs that the model shortens, a run; the rest is cut
     max_corrections: int = Field(2, ge=0)  # corrective turns of a role whose structured answer is not valid
 
 

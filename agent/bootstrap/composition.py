@@ -26,7 +26,6 @@ from agent.report.live import Progress
 from agent.settings import BudgetSettings, Settings
 from agent.store.base import Journal
 from agent.store.fold import fold
-from agent.tools.allowance import Unlimited
 from agent.tools.function_handler import FunctionHandler
 from agent.tools.workspace_store import WorkspaceStore
 from agent.toolserver_client.client import ToolServerClient
@@ -134,10 +133,13 @@ async def _work(journal: Journal, goal: Goal | None, parts: _Parts, address: Add
     journal.subscribe(parts.progress.hear)
     models = Models(settings)
     client = client_for(settings, address, journal.run_id)
-    # the loops admit each tool call to the run's budget before it comes to the handler
-    tools = FunctionHandler(client, journal, settings.toolserver, journal.run_id, parts.workspace, Unlimited())
+    mine = _OfTheRun()
+    tools = FunctionHandler(
+        client, journal, settings.toolserver, journal.run_id, parts.workspace, mine,
+        summarise=mine.summarise, session={"egress": {"mode": settings.toolserver.egress}},
+    )  # fmt: skip
     try:
-        run = Run(journal=journal, models=models.of, tools=tools, settings=settings, goal=goal)
+        run = mine.run = Run(journal=journal, models=models.of, tools=tools, settings=settings, goal=goal)
         parts.interrupts.stop = run.interrupt
         ended: RunResult = await run.execute()
     finally:
@@ -145,6 +147,18 @@ async def _work(journal: Journal, goal: Goal | None, parts: _Parts, address: Add
         await models.close()
         result = run_folder.write(folder, journal.events())
     return Finished(folder, ended.exit_code, result)
+
+
+class _OfTheRun:
+    """Budget and summariser of a run, for the handler of its tools, which is made before it."""
+
+    run: Run
+
+    def reserve_tool_call(self) -> None:
+        self.run.budget.reserve_tool_call()
+
+    async def summarise(self, text: str, max_chars: int) -> str:
+        return await self.run.condense(text, max_chars)
 
 
 class Models:

@@ -47,13 +47,14 @@ def flags_of(
     base_url: str | None = None,
     toolserver: str | None = None,
     runtime: str | None = None,
+    egress: str | None = None,
     runs_dir: Path | None = None,
     budget: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Options as settings, only those that were given: they go before the environment."""
     sections = {
         "llm": {"model": model, "base_url": base_url},
-        "toolserver": {"url": toolserver, "runtime": runtime},
+        "toolserver": {"url": toolserver, "runtime": runtime, "egress": egress},
         "budget": budget or {},
     }
     given = {

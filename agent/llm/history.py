@@ -8,18 +8,16 @@ and some of them arguments that are no JSON object. Each is mended here, and eac
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from agent.llm.model import Message, ToolCall
 from agent.llm.normalise import CALL_EXTRAS
 from agent.llm.stream import is_object
+from agent.llm.tool_names import valid_name
 
 LOST = "The result of this call was lost. Whether it ran is not known: check before you repeat it."
 GO_ON = "Go on."
-_BAD_IN_NAME = re.compile(r"[^A-Za-z0-9_-]")
-_MAX_NAME = 64
 _RAW_CHARS = 2000
 
 
@@ -40,11 +38,6 @@ def lint(messages: Sequence[Message]) -> Linted:
         mends.append("a user message was added at the end")
         kept.append(Message("user", GO_ON))
     return Linted(tuple(kept), tuple(mends))
-
-
-def valid_name(name: str) -> str:
-    """`name` as a provider takes it: other characters become `_`, the rest is cut."""
-    return _BAD_IN_NAME.sub("_", name)[:_MAX_NAME] or "unnamed"
 
 
 def _split_system(messages: Sequence[Message], mends: list[str]) -> list[Message]:

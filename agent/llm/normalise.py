@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from agent.llm.model import Request, ToolCall
 from agent.llm.stream import Completion, RawCall, is_object
 from agent.llm.text_calls import find_calls
+from agent.llm.tool_names import sent_names
 
 FinishReason = Literal["stop", "tool_calls", "length", "content_filter"]
 
@@ -48,16 +49,18 @@ def normalise(completion: Completion, request: Request) -> Normalised:
     """`completion` must have a finish reason. Ids are unique among themselves and in the request's history."""
     notes: list[str] = []
     reason = _REASONS.get(completion.finish_reason.lower(), "stop")
-    names = {tool.name for tool in request.tools}
+    sent = sent_names(tool.name for tool in request.tools)
+    meant = {name: original for original, name in sent.items()}
     raw = [call for call in completion.calls if _is_whole(call, reason, notes)]
     text = completion.text
     if not completion.calls:
-        written, text = find_calls(text, names)
+        written, text = find_calls(text, {*sent, *meant})
         raw = [RawCall(name=call.name, arguments=call.arguments) for call in written]
         if raw:
             notes.append(f"{len(raw)} call(s) were written as text")
     taken = {call.id for message in request.messages for call in message.tool_calls}
     calls, extras = _with_ids(raw, taken, notes)
+    calls = tuple(replace(call, name=meant.get(call.name, call.name)) for call in calls)
     if reason in ("stop", "tool_calls"):
         reason = "tool_calls" if calls else "stop"
     if not calls and not text.strip():

@@ -25,8 +25,9 @@ from agent.llm.model import FailureKind, LLMFailure, Message, Reply, Request, Us
 from agent.llm.normalise import BROKEN_OFF, normalise
 from agent.llm.pricing import price_of
 from agent.llm.retry_policy import Retries, RetryPolicy
-from agent.llm.stream import Assembler
+from agent.llm.stream import MAX_CALLS, Assembler
 from agent.llm.tokens import add_usage, estimate_request, estimate_text, read_usage
+from agent.llm.tool_names import sent_names
 from agent.llm.wire import extra_fields, payload
 from agent.settings import LLMSettings, Settings
 
@@ -150,7 +151,7 @@ class _Exchange:
     def __init__(self, model: OpenAIModel, request: Request, messages: Sequence[Message], dialect: Dialect) -> None:
         self._model, self._request, self._messages, self._dialect = model, request, messages, dialect
         self._times = model.settings
-        self._assembler = Assembler([tool.name for tool in request.tools])
+        self._assembler = Assembler(sent_names(tool.name for tool in request.tools).values())
         self._accepted = False  # the server may be working, and charging
         self._begun = False  # the reply has begun to come
 
@@ -219,10 +220,7 @@ class _Exchange:
                     return  # only the usage is missing
                 raise
             assembler.feed(_plain(chunk))
-            if assembler.chars > MAX_REPLY_CHARS:
-                raise AttemptFailed(
-                    FailureKind.INCOMPLETE, f"the reply passed {MAX_REPLY_CHARS:,} characters", retryable=False
-                )
+            self._check_size()
             wait_s, what = times.between_chunks_s, "the model's server stopped in mid-reply and sent no more"
             if assembler.finish_reason:
                 wait_s = min(wait_s, USAGE_GRACE_S)
@@ -236,6 +234,16 @@ class _Exchange:
         if isinstance(body.get("error"), Mapping):
             raise from_stream_error(str(body["error"].get("code", "")), self._told(body["error"].get("message")))
         self._assembler.feed(body)
+        self._check_size()
+
+    def _check_size(self) -> None:
+        told = ""
+        if self._assembler.chars > MAX_REPLY_CHARS:
+            told = f"the reply passed {MAX_REPLY_CHARS:,} characters"
+        elif self._assembler.too_many_calls:
+            told = f"the reply has more than {MAX_CALLS} calls"
+        if told:
+            raise AttemptFailed(FailureKind.INCOMPLETE, told, retryable=False)
 
     def _reply(self) -> Reply:
         completion = self._assembler.completion()

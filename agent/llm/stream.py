@@ -14,6 +14,10 @@ from typing import Any
 
 from agent.llm.json_ladder import too_deep
 
+MAX_CALLS = (
+    256  # of one reply: no loop runs so many, and to tell more of them apart takes time that grows with the square
+)
+
 _KNOWN_DELTA = frozenset({"role", "content", "tool_calls", "function_call", "refusal", "annotations", "audio"})
 _KNOWN_CALL = frozenset({"index", "id", "type", "function"})
 
@@ -51,6 +55,7 @@ class Assembler:
     def __init__(self, tool_names: Collection[str] = ()) -> None:
         self.chars = 0  # of text, arguments and names so far: what the caller bounds
         self.finish_reason = ""
+        self.too_many_calls = False  # more than MAX_CALLS: the rest is passed over, so the reply is not whole
         self._tool_names = frozenset(tool_names)
         self._text: list[str] = []
         self._calls: list[RawCall] = []
@@ -86,7 +91,7 @@ class Assembler:
             self._text.append(text)
         fragments = delta.get("tool_calls")
         for fragment in fragments if isinstance(fragments, list) else ():
-            if isinstance(fragment, Mapping):
+            if isinstance(fragment, Mapping) and not self.too_many_calls:
                 self._take_fragment(fragment)
         if isinstance(delta.get("function_call"), Mapping):
             self._take_fragment({"function": delta["function_call"]})
@@ -104,6 +109,9 @@ class Assembler:
         arguments = function.get("arguments")
         call = self._owner(index, id_, name)
         if call is None:
+            if len(self._calls) >= MAX_CALLS:
+                self.too_many_calls = True
+                return
             call = RawCall(index)
             self._calls.append(call)
         self._touched = call

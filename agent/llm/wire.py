@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent.llm.dialect import Dialect
-from agent.llm.history import valid_name
 from agent.llm.model import Message, Request
 from agent.llm.normalise import CALL_EXTRAS
+from agent.llm.tool_names import sent_names
 
 _OURS = frozenset({"role", "content", "tool_calls", "tool_call_id", CALL_EXTRAS})
 
 
 def payload(request: Request, messages: Sequence[Message], model: str, dialect: Dialect) -> dict[str, Any]:
     """The body, from `messages` as the linter left them. The temperature is sent only when one is asked for."""
+    names = sent_names(tool.name for tool in request.tools)
     body: dict[str, Any] = {
         "model": model,
         "messages": [_message(message, dialect) for message in messages],
@@ -28,7 +29,7 @@ def payload(request: Request, messages: Sequence[Message], model: str, dialect: 
             {
                 "type": "function",
                 "function": {
-                    "name": valid_name(tool.name),
+                    "name": names[tool.name],
                     "description": tool.description,
                     "parameters": tool.parameters or {"type": "object", "properties": {}},
                 },

@@ -12,7 +12,7 @@ from dataclasses import replace
 from agent.budget import Budget
 from agent.errors import Unreachable
 from agent.events import EventKind
-from agent.llm.model import FailureKind, LLMFailure, Message, Reply, ToolCall
+from agent.llm.model import FailureKind, LLMFailure, Message, Reply, ToolCall, ToolSpec
 from agent.llm.structured_output import Problem, parse_reply
 from agent.loops.observation import observation_text, specs
 from agent.loops.progress import Progress
@@ -93,7 +93,7 @@ class ReactLoop:
         return unsubmitted(f"it used its {limit} steps without handing in a result")
 
     async def _turn(self, *, must_submit: bool) -> Submission | None:
-        tools = () if must_submit else specs(await self._tools.catalog())
+        tools = () if must_submit else await self._offered()
         built = actor.request(
             self._desk, self._state, self._node, tools, self._transcript,
             steps_left=self._settings.loop.max_steps, must_submit=must_submit, level=self._level,
@@ -116,6 +116,10 @@ class ReactLoop:
             self._count("text")
             return None
         return await self._take_calls(reply, must_submit=must_submit)
+
+    async def _offered(self) -> tuple[ToolSpec, ...]:
+        """The live tools. One that calls itself subtask_submit is none: that name ends the task."""
+        return tuple(tool for tool in specs(await self._tools.catalog()) if tool.name != SUBTASK_SUBMIT.name)
 
     def _take_failure(self, failure: LLMFailure, level: int) -> Submission | None:
         if failure.kind is not FailureKind.OVERFLOW:

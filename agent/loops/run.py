@@ -18,11 +18,12 @@ from agent.llm.model import ChatModel
 from agent.loops.plan_loop import PlanLoop
 from agent.planning.task import TaskState
 from agent.roles.desk import Desk
-from agent.roles.summariser import partial_answer
+from agent.roles.summariser import condense, partial_answer
 from agent.settings import LoopSettings, Settings
 from agent.store.base import Journal
 from agent.store.fold import RunState
 from agent.tools.outcome import Tools
+from agent.trajectory.keys import SUMMARY
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class Goal:
 class Run:
     """One run, executed once. The journal, models and tools stay the caller's: it closes them after `execute`.
 
-    Tool calls are reserved in the budget here, before they reach `tools`.
+    Tool calls are reserved in the budget here, before they reach `tools`; a handler that sends a call again asks `budget` itself.
     """
 
     def __init__(
@@ -76,9 +77,9 @@ class Run:
         self.bound = worst_case(loop) if self._new else self.state.bound
         self.budget = Budget(Allowances.of(settings.budget, self.bound))
         self._desk = Desk(journal, self.budget, models, settings.llm, loop.max_corrections)
+        self._summaries = 0
         for event in past:
-            self.budget.apply(event)
-            self._desk.apply(event)
+            self._apply(event)
         self._work: asyncio.Task[RunResult] | None = None
         self._interrupted = False
         self._fault: Exception | None = None
@@ -106,6 +107,12 @@ class Run:
                 raise
             return self._end("interrupted", "the run was interrupted; resume it to go on", _EXIT_INTERRUPTED)
 
+    async def condense(self, text: str, max_chars: int) -> str:
+        """A tool's long output made short by the model; empty when it can't be, or when the run has had its share of that."""
+        if self._summaries >= self._settings.loop.max_summaries:
+            return ""
+        return await condense(self._desk, text, max_chars)
+
     def interrupt(self) -> None:
         """For a signal handler: `execute` ends soon with state interrupted and exit code 130."""
         self._interrupted = True
@@ -121,11 +128,16 @@ class Run:
     def _take_in(self, event: Event) -> None:
         try:
             self.state.apply(event)
-            self.budget.apply(event)
-            self._desk.apply(event)
+            self._apply(event)
         except Exception as fault:
             self._fault = fault  # a journal only logs what its listeners raise
             raise
+
+    def _apply(self, event: Event) -> None:
+        self.budget.apply(event)
+        self._desk.apply(event)
+        asked = event.kind is EventKind.LLM_REQUESTED and event.data["key"].startswith(f"{SUMMARY}/")
+        self._summaries += asked
 
     def _emit(self, kind: EventKind, data: dict[str, Any]) -> Event:
         event = self._journal.append(kind, data)

@@ -1,7 +1,10 @@
-"""Writes the final answer from the tasks' results, and a plain one without a model when it has to."""
+"""Writes the final answer from the tasks' results, a plain one without a model when it has to, and shortens long outputs."""
 
 from __future__ import annotations
 
+import hashlib
+
+from agent.errors import BudgetExhausted, ModelRefused, Unreachable
 from agent.llm.model import FailureKind, LLMFailure, Message
 from agent.planning.plan import Plan
 from agent.planning.task import TaskState
@@ -10,7 +13,7 @@ from agent.roles.desk import Desk, NoValidAnswer
 from agent.roles.fence import RULE, fence
 from agent.roles.prompt_file import render
 from agent.store.fold import RunState
-from agent.trajectory.keys import ANSWER
+from agent.trajectory.keys import ANSWER, SUMMARY
 from agent.trajectory.printable import clip, printable
 
 ROLE = "summariser"
@@ -35,6 +38,25 @@ async def summarise(desk: Desk, state: RunState, *, turns: int, complete: bool) 
         if text and reply.finish_reason != "content_filter":
             return text if reply.finish_reason != "length" else f"{text} [cut off at the token limit]"
     raise NoValidAnswer(f"the summariser gave no answer: {problem}")
+
+
+async def condense(desk: Desk, text: str, max_chars: int) -> str:
+    """A tool's long output in about `max_chars` characters; empty when none is to be had, and the caller then cuts it.
+
+    What would end the run (no budget, no model) is left for the next question to find: the call's outcome is settled first.
+    The key is the text's own hash, so the same output is shortened once.
+    """
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    user = render("condenser", output=fence("tool output", text, len(text)), max_chars=str(max_chars))
+    messages = (Message("system", render("condenser_system", rule=RULE)), Message("user", user))
+    request = desk.request(ROLE, messages)
+    if not desk.fits(request):
+        return ""
+    try:
+        reply = await desk.ask(f"{SUMMARY}/{digest}", request)
+    except (LLMFailure, BudgetExhausted, ModelRefused, Unreachable):
+        return ""
+    return printable(reply.text).strip() if reply.finish_reason == "stop" else ""
 
 
 def _messages(state: RunState, room: Room, complete: bool) -> tuple[Message, ...]:  # noqa: FBT001 - private, two callers

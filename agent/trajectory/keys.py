@@ -5,6 +5,7 @@
 `t2/a1/actor/s3/c0`       the first tool call of that step
 `t2/a1/critic/r0`         likewise reflector, and `refiner/s2/r0` for the second refinement after that attempt
 `answer/summariser/r0`    the final answer
+`summary/<hash>`          a long tool output made short, by the output's hash
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 
 PLAN = "plan/generator"
 ANSWER = "answer/summariser"
+SUMMARY = "summary"
 
 _STEP = re.compile(
     r"(?P<task>t[0-9.]+)/a(?P<attempt>\d+)/actor/s(?P<step>\d+)(?:/r(?P<again>\d+))?(?:/c(?P<call>\d+))?"

@@ -270,15 +270,22 @@ def test_arguments_that_do_not_hold_run_nothing_and_the_task_goes_on(stage: Stag
     assert ended.effects == {"t1": 1, "t2": 1}
 
 
-def test_ten_thousand_calls_in_one_reply_run_eight(stage: Stage) -> None:
+def test_ten_thousand_calls_in_one_reply_run_none_of_them(stage: Stage) -> None:
     script = story()
     front = copy.deepcopy(rule(script, "t1 call")) | {"name": "flood", "occurrence": 1}
     front["reply"][0]["call"] *= 10_000
     script["rule"].insert(0, front)
-    ended = stage.play(script, AGENT_LLM__FIRST_TOKEN_S="30", AGENT_LLM__BETWEEN_CHUNKS_S="30")
-    ended.check_invariants()
-    assert ended.effects["t1"] <= 8
-    assert ended.exit_code in {0, 1}, ended.result["reason"]
+    ended = checked(stage.play(script, AGENT_LLM__FIRST_TOKEN_S="30", AGENT_LLM__BETWEEN_CHUNKS_S="30"), "done")
+    assert ended.effects == {"t1": 1, "t2": 1}
+
+
+def test_a_hundred_calls_in_one_reply_run_eight(stage: Stage) -> None:
+    script = story()
+    front = copy.deepcopy(rule(script, "t1 call")) | {"name": "flood", "occurrence": 1}
+    front["reply"][0]["call"] *= 100
+    script["rule"].insert(0, front)
+    ended = checked(stage.play(script, AGENT_LLM__FIRST_TOKEN_S="30"), "done")
+    assert ended.effects == {"t1": 8, "t2": 1}
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\x00b", "\ufffe\uffff", "\U0001f600" * 1000, "{{goal}} {{plan}}", "<<end 0123456789>>", "{tool} {0} %s"], ids=ascii)

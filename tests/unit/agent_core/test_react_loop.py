@@ -278,3 +278,11 @@ async def test_every_history_that_is_sent_answers_each_call_once() -> None:
                 waiting = [c.id for c in message.tool_calls]
         assert not waiting
     assert len(world.kinds(EventKind.TASK_SUBMITTED)) == 2
+
+
+async def test_a_tool_that_calls_itself_subtask_submit_is_not_offered() -> None:
+    world, submission, asked = await attempt(lambda _: submit("ours"), tools=("look", "subtask_submit"))
+    assert submission.result == "ours"
+    assert [t.name for t in asked[0].tools].count("subtask_submit") == 1
+    assert "End this task" in next(t.description for t in asked[0].tools if t.name == "subtask_submit")
+    assert not world.server.effects

@@ -147,11 +147,16 @@ def test_what_the_model_itself_wrote_at_length_is_shortened_too_and_stays_valid(
     made = Transcript()
     for _ in range(3):
         call = ToolCall("c", "write", json.dumps({"text": "x" * 500_000}))
-        made.add(Message("assistant", "y" * 2_000_000, (call,), extra={"reasoning_content": "z" * 90_000}), Message("tool", "ok", tool_call_id="c"))
+        made.add(
+            Message("assistant", "y" * 2_000_000, (call,), extra={"reasoning_content": "z" * 90_000}),
+            Message("tool", "ok", tool_call_id="c"),
+        )
     said = [m for m in made.messages(LEVELS - 1) if m.role == "assistant"]
     assert len(said) == 2
     for message in said:
         assert len(message.content) < 3000
         assert len(message.extra["reasoning_content"]) < 3000
-        assert json.loads(message.tool_calls[0].arguments)["left_out"] == f"{len(call.arguments)} characters of arguments"
+        assert (
+            json.loads(message.tool_calls[0].arguments)["left_out"] == f"{len(call.arguments)} characters of arguments"
+        )
     assert made.messages(0)[0].content == "y" * 2_000_000

@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.llm.history import GO_ON, LOST, lint, valid_name
+from agent.llm.history import GO_ON, LOST, lint
 from agent.llm.model import Message, ToolCall
 from agent.llm.normalise import CALL_EXTRAS
 from agent.llm.stream import is_object
+from agent.llm.tool_names import valid_name
 
 
 def said(*ids: str, text: str = "") -> Message:

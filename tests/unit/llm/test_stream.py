@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.llm.stream import Assembler, RawCall, assemble, is_object
+from agent.llm.stream import MAX_CALLS, Assembler, RawCall, assemble, is_object
 
 
 def delta(*calls: dict[str, Any], **fields: Any) -> dict[str, Any]:
@@ -227,3 +227,13 @@ def test_chunks_of_any_shape_never_raise(chunks: list[Any]) -> None:
     whole = assembler.completion()
     assert isinstance(whole.text, str)
     assert all(isinstance(call.arguments, str) and isinstance(call.name, str) for call in whole.calls)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_flood_of_calls_is_read_up_to_a_bound_and_told(at_once: bool) -> None:
+    flood = [{"index": n, "id": f"c{n}", "function": {"name": "look", "arguments": "{}"}} for n in range(100_000)]
+    assembler = Assembler(["look"])
+    for delta in [flood] if at_once else [[call] for call in flood]:
+        assembler.feed({"choices": [{"delta": {"tool_calls": delta}, "finish_reason": "tool_calls"}]})
+    assert assembler.too_many_calls
+    assert len(assembler.completion().calls) == MAX_CALLS
