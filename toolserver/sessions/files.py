@@ -17,8 +17,6 @@ from toolserver.sandbox.worker_files import CHUNK_BYTES, Handle
 from toolserver.sessions.session import Session
 
 T = TypeVar("T")
-LIST_LIMIT = 1000
-MAX_LIST_LIMIT = 10_000
 
 
 async def _client(session: Session) -> StdioClient:

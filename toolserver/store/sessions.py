@@ -21,11 +21,6 @@ def begin(connection: Connection, session_id: str, tenant: str, created_at: floa
     connection.execute(sessions.insert().values(session_id=session_id, tenant=tenant, created_at=created_at))
 
 
-def forget(connection: Connection, session_id: str) -> None:
-    """For a session that never came to be."""
-    connection.execute(delete(sessions).where(sessions.c.session_id == session_id))
-
-
 def end(connection: Connection, session_id: str, cause: str, ended_at: float) -> None:
     """The first cause stays."""
     connection.execute(

@@ -45,9 +45,14 @@ def rule(script: dict[str, Any], name: str) -> dict[str, Any]:
     return found
 
 
-def spoiled(role: str, mode: str, quirks: list[Any]) -> dict[str, Any]:
-    """The story with quirks in one role: `once` in its first reply, `ever` in that reply again and again, `always` in all."""
+def spoiled(role: str, mode: str, quirks: list[Any], command: str | None = None) -> dict[str, Any]:
+    """The story with quirks in one role: `once` in its first reply, `ever` in that reply again and again, `always` in all.
+
+    `command` is what task t1 runs.
+    """
     script = story()
+    if command is not None:
+        rule(script, "t1 call")["reply"][0]["call"][0]["arguments"]["command"] = command
     if mode == "always":
         for entry in script["rule"]:
             if entry["role"] == role:

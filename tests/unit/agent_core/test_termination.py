@@ -239,4 +239,4 @@ def test_the_bound_grows_with_each_limit() -> None:
 
 def test_the_default_bound_is_what_the_documentation_says() -> None:
     bound = worst_case(LoopSettings())
-    assert (bound.llm_calls, bound.tool_calls) == (3126, 8960)
+    assert (bound.llm_calls, bound.tool_calls) == (3146, 8960)
