@@ -128,19 +128,23 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=_config_file)
-
-
-_config_file: Path | None = None
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
 
 def load(config: Path | None = None, **flags: Any) -> Settings:
     """Read all sources. Raises pydantic.ValidationError, OSError or tomllib.TOMLDecodeError; `problems` explains them."""
-    global _config_file  # noqa: PLW0603 - pydantic-settings takes its file from the class
-    _config_file = config
-    if config is not None and not config.is_file():
+    if config is None:
+        return Settings(**flags)
+    if not config.is_file():
         raise FileNotFoundError(f"no settings file {config}")
-    return Settings(**flags)
+
+    class SettingsOfFile(Settings):  # pydantic-settings takes its file from the class
+        model_config = SettingsConfigDict(toml_file=config)
+
+    try:
+        return SettingsOfFile(**flags)
+    except tomllib.TOMLDecodeError as error:
+        raise tomllib.TOMLDecodeError(f"the settings file {config} is not valid TOML: {error}") from error
 
 
 def unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]:
@@ -167,8 +171,6 @@ def problems(error: Exception) -> list[str]:
     """What is wrong with the settings, one line a problem, each named by its environment variable."""
     if isinstance(error, ValidationError):
         return [_problem(dict(entry)) for entry in error.errors(include_url=False, include_context=False)]
-    if isinstance(error, tomllib.TOMLDecodeError):
-        return [f"the settings file {_config_file} is not valid TOML: {error}"]
     return [str(error)]
 
 

@@ -103,17 +103,18 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        toml = TomlConfigSettingsSource(settings_cls, toml_file=_config_file)
+        toml = TomlConfigSettingsSource(settings_cls)
         return init_settings, env_settings, toml
-
-
-_config_file: Path | None = None
 
 
 def load(config: Path | None = None, **flags: Any) -> Settings:
     """Read all sources. Raises pydantic.ValidationError, OSError or tomllib.TOMLDecodeError; the command line explains them."""
-    global _config_file  # noqa: PLW0603 - pydantic-settings takes its file from the class
-    _config_file = config
-    if config is not None and not config.is_file():
+    if config is None:
+        return Settings(**flags)
+    if not config.is_file():
         raise FileNotFoundError(f"no settings file {config}")
-    return Settings(**flags)
+
+    class SettingsOfFile(Settings):  # pydantic-settings takes its file from the class
+        model_config = SettingsConfigDict(toml_file=config)
+
+    return SettingsOfFile(**flags)

@@ -2,7 +2,8 @@
 
 A call with the same arguments and the same result as before is answered with a remark, then not run any more, and asked
 for once more it ends the attempt's freedom: only subtask_submit is left. A result never seen before starts the count anew,
-so a test run again after each repair, or a job polled while it moves, is not stopped. All counts follow from the journalled
+so a test run again after each repair, or a job polled while it moves, is not stopped. A tool that fails in the same words
+again, with other arguments, is nothing new either. All counts follow from the journalled
 replies and outcomes, so a resumed attempt has the same ones.
 """
 
@@ -21,6 +22,8 @@ MAX_FRUITLESS = 3  # replies in a row
 MAX_UNKNOWN_TOOLS = 3  # an attempt
 MAX_INVALID_CALLS = 5  # an attempt
 MAX_FORCED = 2  # tries when nothing but subtask_submit is offered
+
+_FAILURES = frozenset({OutcomeKind.FAILED, OutcomeKind.TIMEOUT, OutcomeKind.DENIED})
 
 # replies without a usable call that don't cost a step; together EXTRA_ACTOR_CALLS of agent.budget
 ALLOWANCES = {"text": 2, "empty": 2, "cut": 2, "broken": 2, "overflow": 1}
@@ -45,6 +48,7 @@ class Progress:
     _seen: set[str] = field(default_factory=set)
     _repeats: Counter[str] = field(default_factory=Counter)
     _withheld: set[str] = field(default_factory=set)
+    _failures: set[str] = field(default_factory=set)
 
     def spend(self, kind: str) -> bool:
         """True while the allowance of this kind of useless reply lasts; afterwards such a reply costs a step."""
@@ -84,6 +88,8 @@ class Progress:
         mark = hashlib.sha256(f"{call}\n{_result(outcome)}".encode("utf-8", "surrogatepass")).hexdigest()
         if mark not in self._seen:
             self._seen.add(mark)
+            if outcome.kind in _FAILURES and not self._fails_anew(outcome):
+                return False, "It fails in the same way as before. Find the cause and change that, or submit."
             self._repeats.clear()
             self._withheld.clear()
             return True, ""
@@ -95,6 +101,13 @@ class Progress:
             False,
             "The same call gave the same result again. It will not be run any more: try another way, or submit.",
         )
+
+    def _fails_anew(self, outcome: Outcome) -> bool:
+        """Whether this tool has not failed in these very words before, whatever it was given."""
+        failure = f"{outcome.tool}\n{_result(outcome)}"
+        known = failure in self._failures
+        self._failures.add(failure)
+        return not known
 
     def invalid(self) -> tuple[bool, str]:
         """One call that could not be run as it was written."""

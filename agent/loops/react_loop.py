@@ -26,6 +26,7 @@ from agent.store.base import Journal
 from agent.store.fold import RunState
 from agent.tools.outcome import Invocation, Outcome, OutcomeKind, Tools
 from agent.trajectory.keys import StepKey
+from agent.trajectory.printable import clip
 from agent.trajectory.step import Submission
 
 MAX_UNAVAILABLE = 3  # calls in a row for which the ToolServer could not be reached: then the run stops, to be resumed
@@ -35,6 +36,12 @@ _REMARKS = {
     "empty": "Your reply was empty. Go on with a tool call.",
     "cut": "Your reply was cut at the token limit, so nothing of it was run. Write less at once: smaller calls, shorter thoughts.",
     "broken": "Your last reply did not arrive whole, so nothing of it was run. Go on with a tool call.",
+}
+_TROUBLE = {
+    "text": "it wrote text instead of a call",
+    "empty": "its reply was empty",
+    "cut": "its reply was cut at the token limit",
+    "broken": "its reply did not arrive whole",
 }
 _NOT_OFFERED = "Not run: no more steps are left for this task. Only subtask_submit is possible now."
 _NOT_ALONE = "Not taken: first see the results of the other calls, then call subtask_submit alone."
@@ -77,6 +84,7 @@ class ReactLoop:
         self._level = 0
         self._unavailable = 0
         self._asked_for_outputs = False
+        self._trouble = ""  # of the last reply that could not be used
 
     async def work(self) -> Submission:
         """What was handed in, or why nothing was. Raises what ends the run: BudgetExhausted, Unreachable, ModelRefused."""
@@ -89,7 +97,8 @@ class ReactLoop:
             if submission is not None:
                 return submission
         if self._progress.must_submit:
-            return unsubmitted("it went round in circles and did not hand in a result when it had to")
+            told = "it went round in circles and did not hand in a result when it had to"
+            return unsubmitted(f"{told}; at last {self._trouble}" if self._trouble else told)
         return unsubmitted(f"it used its {limit} steps without handing in a result")
 
     async def _turn(self, *, must_submit: bool) -> Submission | None:
@@ -113,6 +122,7 @@ class ReactLoop:
             return None
         if must_submit and all(call.name != SUBTASK_SUBMIT.name for call in reply.tool_calls):
             self._answer(reply, [_NOT_OFFERED for _ in reply.tool_calls])
+            self._trouble = f"it called {clip(reply.tool_calls[0].name, 80)} where only {SUBTASK_SUBMIT.name} was left"
             self._count("text")
             return None
         return await self._take_calls(reply, must_submit=must_submit)
@@ -124,6 +134,7 @@ class ReactLoop:
     def _take_failure(self, failure: LLMFailure, level: int) -> Submission | None:
         if failure.kind is not FailureKind.OVERFLOW:
             self._waste("broken", None)
+            self._trouble = failure.message
             return None
         if not self._progress.spend("overflow"):
             return unsubmitted(f"the conversation is too long for the model, also when shortened: {failure.message}")
@@ -136,6 +147,7 @@ class ReactLoop:
         shown = reply is not None and kind != "broken" and bool(reply.text.strip())
         said = Message("assistant", reply.text, extra=reply.extra) if reply is not None and shown else None
         self._transcript.add(said, Message("user", _REMARKS[kind]))
+        self._trouble = _TROUBLE[kind]
         self._count(kind)
 
     def _count(self, kind: str) -> None:

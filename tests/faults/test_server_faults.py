@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -42,22 +43,9 @@ def python(client: httpx.Client, session: str, code: str, key: str | None = None
 def test_a_killed_servers_orphans_are_swept_and_foreign_containers_are_not(server: ServerProcess) -> None:
     foreign = ""
     if server.runtime == "docker":
-        image = subprocess.run(
-            ["docker", "images", "-q", "toolcrib/workspace"], capture_output=True, text=True, check=True
-        ).stdout.split()[0]
-        command = [
-            "docker",
-            "run",
-            "-d",
-            "--rm",
-            "--network",
-            "none",
-            "--label",
-            "toolcrib.server=another",
-            image,
-            "sleep",
-            "120",
-        ]
+        image = f"toolcrib/workspace:{version('toolcrib')}"
+        command = ["docker", "run", "-d", "--rm", "--network", "none", "--label", "toolcrib.server=another"]
+        command += ["--entrypoint", "sleep", image, "120"]
         foreign = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     try:
         with server.client() as client:

@@ -56,8 +56,9 @@ class Forked:
             for number, target in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):
                 os.dup2(target, number)
             sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: PTH123, SIM115 - the process's own
+            environment = clean_environment(**agent.settings)
             os.environ.clear()
-            os.environ.update(clean_environment(**agent.settings))
+            os.environ.update(environment)
             app(list(arguments))
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 1
@@ -158,7 +159,7 @@ def test_the_agent_alone(seed: int, folder: AgentFolder, toolserver: ServerProce
     check(folder, hits, seed, KNOWN_END)
 
 
-@pytest.mark.parametrize("seed", range(1, 3 * TIMES + 1))
+@pytest.mark.parametrize("seed", range(1, 5 * TIMES + 1))
 def test_the_agent_and_its_own_toolserver_in_one_moment(seed: int, folder: AgentFolder) -> None:
     def kill(process: Forked) -> None:
         for pid_file in folder.path.glob("runs/*/toolserver/pid"):
@@ -166,7 +167,7 @@ def test_the_agent_and_its_own_toolserver_in_one_moment(seed: int, folder: Agent
                 os.kill(int(pid_file.read_text().split()[0]), signal.SIGKILL)
         process.kill()
 
-    hits = torment(folder, random.Random(seed), 2, 4.0, kill)
+    hits = torment(folder, random.Random(seed), 3, 2.5, kill)
     check(folder, hits, seed, HONEST_END)
     wait_for(lambda: not processes_with(str(folder.path)), 30, f"seed {seed}: something is left behind")
 

@@ -286,3 +286,25 @@ async def test_a_tool_that_calls_itself_subtask_submit_is_not_offered() -> None:
     assert [t.name for t in asked[0].tools].count("subtask_submit") == 1
     assert "End this task" in next(t.description for t in asked[0].tools if t.name == "subtask_submit")
     assert not world.server.effects
+
+
+async def test_a_tool_that_fails_in_the_same_words_whatever_it_is_given_is_given_up_after_four_tries() -> None:
+    numbers = count()
+    server = FakeServer(behave=lambda tool, _: Outcome(OutcomeKind.FAILED, tool, "c", "tool_failed", "no such host", "yes"))
+    world, submission, asked = await attempt(
+        lambda r: submit("no host", success=False) if only_submit(r) else calls(("look", {"x": next(numbers)})),
+        server=server,
+    )
+    assert (submission.result, sum(world.server.effects.values()), len(asked)) == ("no host", 4, 5)
+    assert "fails in the same way as before" in prompt(asked[-1])
+
+
+async def test_a_tool_that_fails_in_new_words_each_time_is_not_given_up() -> None:
+    numbers = count()
+    server = FakeServer(
+        behave=lambda tool, args: Outcome(OutcomeKind.FAILED, tool, "c", "tool_failed", f"line {args['x']}", "yes")
+    )
+    world, _, _ = await attempt(
+        lambda r: submit("last") if only_submit(r) else calls(("look", {"x": next(numbers)})), server=server
+    )
+    assert sum(world.server.effects.values()) == 14

@@ -25,7 +25,7 @@ from agent.trajectory.working_memory import MAX_LESSONS, plan_lessons
 
 def test_a_prompt_is_filled_once_and_its_values_are_not_read_as_places() -> None:
     names = [p.name.removesuffix(".md") for p in (files("agent.roles") / "prompts").iterdir() if p.name.endswith(".md")]
-    assert len(names) == 12
+    assert len(names) == 14
     for name in names:
         text = render(name, **dict.fromkeys(places(name), "{{goal}} {{rule}}"))
         assert text.count("{{") == 2 * len(places(name)) or "{{" in text

@@ -23,7 +23,7 @@ def test_every_quirk_is_documented(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [*Rule.model_fields, *ScriptedReply.model_fields, *(set(Quirk.model_fields) - {"name"})]
+    "name", [*Rule.model_fields, *ScriptedReply.model_fields, *sorted(set(Quirk.model_fields) - {"name"})]
 )
 def test_every_field_is_documented(name: str) -> None:
     assert re.search(rf"`{name}\b", PAGE)
