@@ -16,7 +16,7 @@ demo: ## run a real goal on a real data file, end to end, in real sandboxes
 test: lint ## set up everything, then lint and run the whole suite
 	@.ci/engine.sh docker-compose
 	@$(BIN)/toolserver images build
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 4 --dist loadscope
 
 lint: ## format, lint, types, import rules
 	@.ci/setup.sh dev

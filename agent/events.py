@@ -16,7 +16,7 @@ class EventKind(StrEnum):
     """Payload fields after each kind; all are JSON."""
 
     RUN_STARTED = "run_started"  # goal, files [{path, bytes, sha256}], settings (no secrets), bound {llm_calls, tool_calls}, version
-    RUN_RESUMED = "run_resumed"  # pid, reason
+    RUN_RESUMED = "run_resumed"  # pid, reason, budget (the allowances from now on)
     RUN_ENDED = "run_ended"  # state (done|failed|stopped|interrupted), reason, answer, exit_code; a stopped or interrupted run may go on
     LLM_REQUESTED = "llm_requested"  # key, role, model, reserved {tokens, usd}, prompt_sha256
     LLM_REPLIED = (

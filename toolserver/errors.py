@@ -157,7 +157,7 @@ def invalid(pointer: str, message: str) -> ToolServerError:
 
 def invalid_all(errors: list[dict[str, str]]) -> ToolServerError:
     """A 422 with all errors at once."""
-    told = "; ".join(f"{e['pointer'] or 'the body'}: {e['message']}" for e in errors[:5])
+    told = "; ".join(f"{e['pointer'] or 'the body'}: {e['message'].rstrip('. ')}" for e in errors[:5])
     more = f" (and {len(errors) - 5} more)" if len(errors) > 5 else ""
     message = f"Nothing was run, since the request is not valid: {told}{more}. Correct it and send it again."
     return ToolServerError(Code.INVALID_ARGUMENTS, message, extra={"errors": errors})

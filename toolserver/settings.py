@@ -11,6 +11,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
+MIN_CPUS = 0.01  # the least that a container engine can share out
+
 
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -46,11 +48,11 @@ class SessionSettings(Section):
 
 class LimitSettings(Section):
     memory_mb: int = Field(1024, ge=64)
-    cpus: float = Field(1.0, gt=0)
+    cpus: float = Field(1.0, ge=MIN_CPUS)
     pids: int = Field(256, ge=16)
     disk_mb: int = Field(1024, ge=1)
     max_memory_mb: int = Field(8192, ge=64)
-    max_cpus: float = Field(8.0, gt=0)
+    max_cpus: float = Field(8.0, ge=MIN_CPUS)
     max_pids: int = Field(1024, ge=16)
     max_disk_mb: int = Field(16_384, ge=1)
 

@@ -150,9 +150,9 @@ class Run:
     def _begin(self) -> None:
         if not self._new:
             answered = self.state.exit_code == _EXIT_WAITING
-            self._emit(
-                EventKind.RUN_RESUMED, {"pid": os.getpid(), "reason": self.state.reason or "the process had ended"}
-            )
+            budget = self._settings.budget.model_dump(mode="json")
+            reason = self.state.reason or "the process had ended"
+            self._emit(EventKind.RUN_RESUMED, {"pid": os.getpid(), "reason": reason, "budget": budget})
             if answered:
                 self._try_again()
             return

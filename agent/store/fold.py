@@ -108,6 +108,8 @@ class RunState:
         self.state, self.reason, self.exit_code, self.ended_at = "running", "", None, None
         if event.kind is EventKind.RUN_RESUMED:
             self.resumes += 1
+            if "budget" in data:  # the allowances of this resumption hold for the next ones too
+                self.settings = {**self.settings, "budget": data["budget"]}
             return
         self.started_at = event.at
         self.goal, self.files = data["goal"], list(data.get("files") or [])

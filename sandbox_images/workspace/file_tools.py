@@ -59,7 +59,12 @@ class FileTools:
         if count == 0:
             hint = yield from _nearest(data, old)
             raise ToolFailure(f"{path}: the text to replace does not occur, nothing was changed.{hint}")
-        if count > 1 and not call.arguments.get("replace_all"):
+        if data.find(old) != data.rfind(old) and not call.arguments.get("replace_all"):
+            if count == 1:
+                raise ToolFailure(
+                    f"{path}: the text to replace occurs in places that overlap, so it is not clear which one is meant; "
+                    "nothing was changed. Give more of the text around it."
+                )
             lines, more = _places(data, old)
             shown = ", ".join(map(str, lines)) + (" and more" if more else "")
             raise ToolFailure(

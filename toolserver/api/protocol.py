@@ -53,6 +53,8 @@ def protocol_class(header_timeout_s: float, max_connections: int) -> type[HttpTo
         def on_message_begin(self) -> None:
             super().on_message_begin()
             self._in_headers = True
+            if self._header_timer is None:  # a request that follows in the same packet
+                self._arm()
 
         def on_headers_complete(self) -> None:
             self._disarm()
@@ -100,8 +102,16 @@ def protocol_class(header_timeout_s: float, max_connections: int) -> type[HttpTo
 
         def _refuse(self, code: Code, message: str) -> None:
             self._disarm()
-            self.transport.write(_plain_answer(ToolServerError(code, message)))
+            if not self._owes_an_answer():
+                self.transport.write(_plain_answer(ToolServerError(code, message)))
             self.transport.close()
+
+        def _owes_an_answer(self) -> bool:
+            """An earlier request is being worked on: whatever is written now would be taken for its answer."""
+            cycle = self.cycle
+            if cycle is None or cycle.response_complete:
+                return False
+            return bool(self.pipeline) or cycle.response_started or not cycle.more_body
 
     return EdgeProtocol
 

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from toolserver.api.strict_json import escape
 from toolserver.errors import ToolServerError, invalid_all
+from toolserver.settings import MIN_CPUS
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MAX_ENV_BYTES = 64 << 10
@@ -39,7 +40,7 @@ Env = Annotated[dict[str, str], Field(max_length=256), AfterValidator(_env)]
 
 class LimitsBody(WireModel):
     memory_mb: int | None = Field(None, ge=64, description="MiB")
-    cpus: float | None = Field(None, gt=0, description="cores")
+    cpus: float | None = Field(None, ge=MIN_CPUS, description="cores")
     pids: int | None = Field(None, ge=16, description="processes and threads")
     disk_mb: int | None = Field(None, ge=1, description="MiB of workspace")
 

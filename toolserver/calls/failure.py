@@ -58,7 +58,7 @@ def refusal(outcome: Outcome, call_id: str) -> ToolServerError | None:
         return None
     if outcome.end == "invalid":
         errors = outcome.errors or [{"pointer": "", "message": outcome.message or "the tool refuses these arguments"}]
-        error = invalid_all(errors)
+        error = invalid_all([{**told, "pointer": f"/arguments{told['pointer']}"} for told in errors])
         error.call_id = call_id
         return error
     code, usual = _CODES[outcome.end]
@@ -89,7 +89,9 @@ def death(end: SandboxEnd, call_id: str) -> ToolServerError:
 def protocol_error(problem: RpcError, call_id: str) -> ToolServerError:
     """For a tool server that answered the call with a JSON-RPC error."""
     if problem.code == INVALID_PARAMS:
-        error = invalid_all([{"pointer": "", "message": problem.message or "the tool refuses these arguments"}])
+        error = invalid_all(
+            [{"pointer": "/arguments", "message": problem.message or "the tool refuses these arguments"}]
+        )
         error.call_id = call_id
         return error
     if problem.code == RESPONSE_TOO_LARGE:

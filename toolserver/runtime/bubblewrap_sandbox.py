@@ -33,6 +33,28 @@ class BubblewrapSandbox(Sandbox):
         self._removing, self._writing = asyncio.Lock(), asyncio.Lock()
         self._log = LogTail()
         self._logging = asyncio.create_task(self._keep_log(), name=f"log of sandbox {spec.sandbox_id}")
+        self._watched: int | None = None
+        self._watch()
+
+    def _watch(self) -> None:
+        """End the sandbox with its monitor. The kernel does not: a namespace's first process can outlive --die-with-parent."""
+        try:
+            self._watched = os.pidfd_open(self._monitor.pid)
+        except ProcessLookupError:
+            self._monitor_ended()
+        else:
+            asyncio.get_running_loop().add_reader(self._watched, self._monitor_ended)
+
+    def _monitor_ended(self) -> None:
+        self._unwatch()
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._first, signal.SIGKILL)
+
+    def _unwatch(self) -> None:
+        if self._watched is not None:
+            asyncio.get_running_loop().remove_reader(self._watched)
+            os.close(self._watched)
+            self._watched = None
 
     async def _keep_log(self) -> None:
         assert self._monitor.stderr is not None  # noqa: S101 - started with a pipe
@@ -92,6 +114,7 @@ class BubblewrapSandbox(Sandbox):
                 await asyncio.shield(self._logging)
         self._logging.cancel()
         _close_pipes(self._monitor)
+        self._unwatch()
         os.close(self._first)
         if self._monitor.returncode is not None:
             self._forget()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from toolserver.errors import Code, ToolServerError
+from toolserver.errors import Code, RuntimeUnavailable, ToolServerError
 from toolserver.runtime.base import Limits, Network
 from toolserver.sandbox.background import Background
 from toolserver.sessions.box import Box
@@ -80,10 +80,13 @@ class Session:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Use counts as activity from its beginning to its end."""
+        """Use counts as activity from its beginning to its end. Raises session_gone in place of RuntimeUnavailable when it ended."""
         self.busy += 1
         try:
             yield
+        except RuntimeUnavailable:
+            self.check_live()  # what ended with the session is not away: it is gone
+            raise
         finally:
             self.busy -= 1
             self.last_used = self.clock()

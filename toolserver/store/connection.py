@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -70,6 +70,16 @@ def prepare(connection: Connection, path: Path) -> None:
             schema.metadata.create_all(connection)
             connection.execute(schema.meta.insert().values(name="schema_version", value=str(schema.SCHEMA_VERSION)))
     settle(connection, autocheckpoint=1000)
+
+
+@contextlib.contextmanager
+def without_waiting(connection: Connection, busy_ms: int) -> Iterator[None]:
+    """A locked database is told of at once inside; `busy_ms` holds again after it."""
+    connection.connection.cursor().execute("PRAGMA busy_timeout=0")
+    try:
+        yield
+    finally:
+        connection.connection.cursor().execute(f"PRAGMA busy_timeout={busy_ms}")
 
 
 def settle(connection: Connection, *, autocheckpoint: int) -> None:

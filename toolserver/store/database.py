@@ -1,6 +1,7 @@
 """The database as the server sees it: opened with care, written by one thread, never in the event loop's way.
 
-SQLite allows one writer at a time. A thread of its own does what may take long, in order. Transactions of a few rows, of
+SQLite allows one writer at a time, and readers beside it. A thread of its own does what may take long, in order, another
+one reads: a database that somebody else has locked holds up no key and no look at a call. Transactions of a few rows, of
 which every call needs two, are committed by the event loop itself as long as nobody else writes: in write-ahead mode that
 is an append to a file in the page cache (about 0.1 ms, without a sync), and handing it to the thread and back costs more.
 """
@@ -22,11 +23,12 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DatabaseError
 
 from toolserver.errors import StartRefused, StoreUnavailable
-from toolserver.store.connection import Busy, connect, damaged, prepare, reason_of, settle, transact
+from toolserver.store.connection import Busy, connect, damaged, prepare, reason_of, settle, transact, without_waiting
 
 T = TypeVar("T")
 _BUSY_MS = 2000
 _ATTEMPTS = 2
+_PATIENCE_S = _BUSY_MS * _ATTEMPTS / 1000  # in the queue, too: behind a lock each job would wait for all before it
 _CHECKPOINT_EVERY = 500  # small writes; a checkpoint syncs, so it is the thread's work
 
 
@@ -39,8 +41,8 @@ class Database:
         self._connection: Connection | None = None
         self._small: Connection | None = None
         self._small_writes = 0
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._reading: Connection | None = None
+        self._writer, self._reader = _Lane("toolserver-store"), _Lane("toolserver-reads")
 
     def open(self) -> None:
         """Raises StartRefused: damaged, newer, or out of reach."""
@@ -51,6 +53,7 @@ class Database:
             prepare(self._connection, self.path)
             self._small = self._connect(0)
             settle(self._small, autocheckpoint=0)
+            self._reading = self._connect(_BUSY_MS)
         except StartRefused:
             self.close()
             raise
@@ -62,8 +65,8 @@ class Database:
             raise StartRefused(f"The database {self.path} can't be used: {reason}.") from problem
         except OSError as problem:
             raise StartRefused(f"The state folder can't be used: {problem}.") from problem
-        self._thread = threading.Thread(target=self._work, name="toolserver-store", daemon=True)
-        self._thread.start()
+        self._writer.start()
+        self._reader.start()
 
     def _connect(self, busy_ms: int) -> Connection:
         engine = connect(self.path, busy_ms)
@@ -72,27 +75,37 @@ class Database:
 
     def close(self) -> None:
         """What was handed in before is done first."""
-        if self._thread is not None:
-            self._jobs.put(None)
-            self._thread.join()
-            self._thread = None
-        for connection in (self._small, self._connection):
+        self._writer.close()
+        self._reader.close()
+        for connection in (self._small, self._reading, self._connection):
             if connection is not None:
                 connection.close()
-        self._small = self._connection = None
+        self._small = self._reading = self._connection = None
         while self._engines:
             self._engines.pop().dispose()
 
     def run(self, job: Callable[[Connection], T], *, writes: bool = True) -> T:
         """One transaction in the calling thread, for the command line and for the thread below. Raises StoreUnavailable."""
-        if self._connection is None:
+        return self._run(self._connection, job, writes=writes)
+
+    def _run(
+        self, connection: Connection | None, job: Callable[[Connection], T], *, writes: bool, attempts: int = _ATTEMPTS
+    ) -> T:
+        if connection is None:
             raise StoreUnavailable("the database is closed")
-        for _ in range(_ATTEMPTS - 1):
+        for _ in range(attempts - 1):
             try:
-                return transact(self._connection, job, writes=writes)
+                return transact(connection, job, writes=writes)
             except Busy:
                 time.sleep(random.uniform(0.01, 0.1))  # noqa: S311 - two waiting writers must not meet again
-        return transact(self._connection, job, writes=writes)
+        return transact(connection, job, writes=writes)
+
+    def _run_late(self, job: Callable[[Connection], T]) -> T:
+        """For a write that has waited its time already: now or never."""
+        if self._connection is None:
+            raise StoreUnavailable("the database is closed")
+        with without_waiting(self._connection, _BUSY_MS):
+            return self._run(self._connection, job, writes=True, attempts=1)
 
     async def write_small(self, job: Callable[[Connection], T]) -> T:
         """As `write`, for a transaction of a few rows and not many KiB."""
@@ -101,7 +114,7 @@ class Database:
                 value = transact(self._small, job, writes=True)
                 self._small_writes += 1
                 if self._small_writes % _CHECKPOINT_EVERY == 0:
-                    self._jobs.put(self._checkpoint)
+                    self._writer.put(self._checkpoint)
                 return value
         return await self.write(job)
 
@@ -116,10 +129,16 @@ class Database:
     def _hand_in(self, job: Callable[[Connection], T], *, writes: bool) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
+        handed_in = time.monotonic()
 
         def work() -> None:
             try:
-                value = self.run(job, writes=writes)
+                if not writes:
+                    value = self._run(self._reading, job, writes=False)
+                elif time.monotonic() - handed_in < _PATIENCE_S:
+                    value = self.run(job)
+                else:
+                    value = self._run_late(job)
             except BaseException as problem:  # noqa: BLE001 - carried to whoever awaits
                 told: tuple[Callable[..., None], Any] = (answer.set_exception, problem)
             else:
@@ -127,7 +146,7 @@ class Database:
             with contextlib.suppress(RuntimeError):  # the loop ended meanwhile; nobody waits
                 loop.call_soon_threadsafe(_settle, answer, *told)
 
-        self._jobs.put(work)
+        (self._writer if writes else self._reader).put(work)
         return answer
 
     def _checkpoint(self) -> None:
@@ -135,6 +154,29 @@ class Database:
         if self._connection is not None:
             with contextlib.suppress(sqlite3.Error):  # put off to the next one
                 self._connection.connection.cursor().execute("PRAGMA wal_checkpoint(RESTART)")
+
+
+class _Lane:
+    """A thread that does jobs in order."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+        self._thread.start()
+
+    def put(self, job: Callable[[], None]) -> None:
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """Blocks until what was handed in before is done."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:

@@ -209,3 +209,11 @@ async def test_a_retry_of_a_failed_request_draws_from_the_same_allowance() -> No
     )
     assert [(await world.run()).exit_code for _ in range(4)] == [5, 5, 5, 3]
     assert len(world.requests) == 5
+
+
+async def test_a_raised_budget_holds_for_later_resumptions_too() -> None:
+    world = World(by_role(), options=settings(budget={"max_llm_calls": 1}))
+    assert (await world.run()).exit_code == 3
+    world.options = settings(budget={"max_llm_calls": 2})
+    assert (await world.run()).exit_code == 3
+    assert fold(world.events).settings["budget"]["max_llm_calls"] == 2

@@ -49,7 +49,7 @@ async def test_arguments_that_only_the_tool_can_judge_are_422(crib: Crib) -> Non
     told = detail(
         await crib.call(session, "end", {"end": "invalid", "message": "no such line"}), 422, "invalid_arguments"
     )
-    assert told["errors"] == [{"pointer": "", "message": "no such line"}]
+    assert told["errors"] == [{"pointer": "/arguments", "message": "no such line"}]
     assert told["effects"] == "none"
 
 
