@@ -19,11 +19,11 @@ stamp=".venv/installed-$extras"
 
 if ! [ -x .venv/bin/pip ]; then
     rm -rf .venv
-    if ! "$python" -m venv .venv 2>/dev/null; then
+    if ! "$python" -m venv .venv >/dev/null 2>&1; then
         rm -rf .venv
         if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
             say "Installing Debian's python3-venv, which this Python lacks"
-            apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-venv >/dev/null
+            apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-venv >/dev/null 2>&1
             "$python" -m venv .venv
         else
             say "'$python -m venv' does not work here. On Debian: apt-get install python3-venv"

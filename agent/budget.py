@@ -17,6 +17,9 @@ from agent.events import Event, EventKind
 from agent.settings import BudgetSettings, LoopSettings
 
 MIN_REPLY_TOKENS = 64  # a reply that may be no longer than this can't hold a useful call
+MAX_GAP_S = (
+    3600.0  # between two events of one process; no step takes longer unless the clock was set or the machine slept
+)
 EXTRA_ACTOR_CALLS = 9  # of one attempt: text, empty, cut and broken replies two each, one overflow
 
 # failures before which the server can't have billed anything; all others without usage are charged at the reservation
@@ -126,7 +129,8 @@ class Ledger:
         if event.kind in {EventKind.RUN_STARTED, EventKind.RUN_RESUMED}:
             self._last_at = event.at
         elif self._last_at is not None:
-            self.seconds += max(0.0, event.at - self._last_at)  # a clock set back costs nothing
+            gap = event.at - self._last_at  # a clock that was set back costs nothing, one set forward a bounded time
+            self.seconds += min(max(0.0, gap), MAX_GAP_S)
             self._last_at = event.at
 
 

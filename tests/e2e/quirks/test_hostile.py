@@ -79,7 +79,9 @@ def test_more_than_a_reply_may_hold_is_no_reply(stage: Stage) -> None:
         pytest.param([{"goal": "a", "priority": 1e300}, {"goal": "b", "parent": "t1"}], "break its schema", id="unknown field"),
     ],
 )  # fmt: skip
-def test_a_plan_that_does_not_hold_is_told_and_then_given_up(stage: Stage, tasks: list[dict[str, Any]], told: str) -> None:
+def test_a_plan_that_does_not_hold_is_told_and_then_given_up(
+    stage: Stage, tasks: list[dict[str, Any]], told: str
+) -> None:
     ended = checked(stage.play(with_plan(*tasks)), "failed")
     assert (ended.exit_code, len(ended.requests)) == (1, 3)
     assert told in ended.result["reason"]
@@ -106,7 +108,9 @@ def test_escapes_and_markup_in_every_text_steer_neither_terminal_nor_report(stag
     for task in ("t1", "t2"):
         reply_of(script, f"{task} call")["text"] = EVIL
         reply_of(script, f"{task} call")["reasoning"] = EVIL
-        arguments_of(script, f"{task} submit").update(result=EVIL, outputs={f"name {EVIL}": EVIL}, plan_change=EVIL, reason=EVIL)
+        arguments_of(script, f"{task} submit").update(
+            result=EVIL, outputs={f"name {EVIL}": EVIL}, plan_change=EVIL, reason=EVIL
+        )
         arguments_of(script, f"{task} call")["command"] += f"; printf '%s' '{EVIL.replace(chr(0), '')}'"
     for name in ("t1 verdict", "t2 verdict"):
         arguments_of(script, name)["criticism"] = EVIL
@@ -166,7 +170,11 @@ def test_a_refiner_that_splits_for_ever_is_stopped_by_depth_and_number(stage: St
         made = copy.deepcopy(rule(script, "refiner"))
         made |= {"name": f"split {depth}", "goal": rf"(?m)^({depth}) is now failed"}
         made["reply"][0]["call"][0]["arguments"]["operations"] = [
-            {"op": "split", "task_id": rf"{{{{user:/(?m)^({depth}) is now failed/}}}}".replace("(?m)", "").replace("^", ""), "tasks": pair}
+            {
+                "op": "split",
+                "task_id": rf"{{{{user:/(?m)^({depth}) is now failed/}}}}".replace("(?m)", "").replace("^", ""),
+                "tasks": pair,
+            }
         ]
         made["goal"] = rf"\s{depth} is now failed"
         script["rule"].insert(0, made)
@@ -215,7 +223,13 @@ def test_a_refiner_that_only_writes_garbage_leaves_the_plan(stage: Stage) -> Non
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("--max-tokens", "1"), ("--max-llm-calls", "1"), ("--max-tool-calls", "1"), ("--max-seconds", "0.01"), ("--max-usd", "0.0000001")],
+    [
+        ("--max-tokens", "1"),
+        ("--max-llm-calls", "1"),
+        ("--max-tool-calls", "1"),
+        ("--max-seconds", "0.01"),
+        ("--max-usd", "0.0000001"),
+    ],
 )
 def test_the_smallest_budgets_stop_at_once_with_3(stage: Stage, option: str, value: str) -> None:
     prices = {"AGENT_LLM__PRICE_PROMPT_USD_PER_MTOK": "1", "AGENT_LLM__PRICE_COMPLETION_USD_PER_MTOK": "1"}
@@ -243,7 +257,20 @@ def test_a_lie_about_usage_gives_nothing_back(stage: Stage, usage: dict[str, Any
     assert total["usd"] >= 0
 
 
-@pytest.mark.parametrize("name", ["x" * 100_000, EVIL, "shell_execute ", "SHELL_EXECUTE", "functions.shell_execute", "\ud800", "../shell_execute", "call_wait"], ids=lambda n: ascii(n)[:20])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x" * 100_000,
+        EVIL,
+        "shell_execute ",
+        "SHELL_EXECUTE",
+        "functions.shell_execute",
+        "\ud800",
+        "../shell_execute",
+        "call_wait",
+    ],
+    ids=lambda n: ascii(n)[:20],
+)
 def test_a_name_that_is_not_exactly_a_tools_runs_nothing(stage: Stage, name: str) -> None:
     script = story()
     front = copy.deepcopy(rule(script, "t1 call")) | {"name": "bad name", "occurrence": 1}
@@ -255,7 +282,7 @@ def test_a_name_that_is_not_exactly_a_tools_runs_nothing(stage: Stage, name: str
 
 @pytest.mark.parametrize(
     "arguments",
-    ['{"command": "echo t1 >> effects.txt", "command": "echo x >> effects.txt"}', '{"command": "echo x >> effects.txt"', "[" * 50_000, '{"a":' * 5000,
+    ['{"command": "echo t1 >> effects.txt", "command": "echo x >> effects.txt"}', '{"command": "echo x >> effects.txt"', "[" * 500, '{"a":' * 500,
      "{k: [ }", '{"', '"\\ud800"', '{"command": "\\ud800"}', '{"command": "echo x >> effects.txt", "wait_s": 1e999}', '{"command": "echo x >> effects.txt", "wait_s": NaN}',
      "null", "", "[]", "true", '{"command": null}', '{"command": ["echo x >> effects.txt"]}', "echo x >> effects.txt", '{"command": "' + "x" * 4_100_000 + '"}',
      '{"command": "echo x >> effects.txt", "timeout_s": ' + "9" * 5000 + "}"],
@@ -288,7 +315,19 @@ def test_a_hundred_calls_in_one_reply_run_eight(stage: Stage) -> None:
     assert ended.effects == {"t1": 8, "t2": 1}
 
 
-@pytest.mark.parametrize("text", ["\ud800", "a\x00b", "\ufffe\uffff", "\U0001f600" * 1000, "{{goal}} {{plan}}", "<<end 0123456789>>", "{tool} {0} %s"], ids=ascii)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ud800",
+        "a\x00b",
+        "\ufffe\uffff",
+        "\U0001f600" * 1000,
+        "{{goal}} {{plan}}",
+        "<<end 0123456789>>",
+        "{tool} {0} %s",
+    ],
+    ids=ascii,
+)
 def test_odd_characters_in_what_is_handed_in_are_survived(stage: Stage, text: str) -> None:
     script = story()
     reply_of(script, "t1 call")["text"] = text
@@ -314,7 +353,11 @@ def test_a_task_below_a_blocked_one_can_be_deleted_with_its_whole(stage: Stage) 
     ]
     second = copy.deepcopy(first) | {"name": "second", "occurrence": 1}
     second["reply"][0]["call"][0]["arguments"]["operations"] = [
-        {"op": "split", "task_id": "t2.1", "tasks": [{"goal": "p1", "depends_on": ["t1"], **part}, {"goal": "p2", "depends_on": ["t3"], **part}]},
+        {
+            "op": "split",
+            "task_id": "t2.1",
+            "tasks": [{"goal": "p1", "depends_on": ["t1"], **part}, {"goal": "p2", "depends_on": ["t3"], **part}],
+        },
         {"op": "modify", "task_id": "t2.2", "changes": {"depends_on": ["t3"]}},
     ]
     second["goal"] = "t1 is now failed"

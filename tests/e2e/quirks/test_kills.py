@@ -55,7 +55,7 @@ class Forked:
             log = os.open("agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             for number, target in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):
                 os.dup2(target, number)
-            sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: PTH123, SIM115 - the process's own
+            sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115 - the process's own
             environment = clean_environment(**agent.settings)
             os.environ.clear()
             os.environ.update(environment)
@@ -93,7 +93,11 @@ def killed_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, killed_model: str) -> AgentFolder:
-    settings = {"AGENT_LLM__MODEL": "killed", "AGENT_LLM__BASE_URL": killed_model, "AGENT_TOOLSERVER__RUNTIME": "bubblewrap"}
+    settings = {
+        "AGENT_LLM__MODEL": "killed",
+        "AGENT_LLM__BASE_URL": killed_model,
+        "AGENT_TOOLSERVER__RUNTIME": "bubblewrap",
+    }
     return AgentFolder(tmp_path, settings)
 
 
@@ -115,7 +119,9 @@ def go_on(agent: AgentFolder) -> Forked:
     return Forked.start(agent, "resume", begun[0]) if begun else Forked.start(agent, "run", "Write nine lines")
 
 
-def torment(agent: AgentFolder, chance: random.Random, kills: int, span_s: float, kill: Callable[[Forked], None]) -> int:
+def torment(
+    agent: AgentFolder, chance: random.Random, kills: int, span_s: float, kill: Callable[[Forked], None]
+) -> int:
     """Kill after a random part of `span_s`, go on, and so forth; how many kills hit. In the end the run is let through."""
     hits = 0
     for _ in range(kills):
@@ -182,7 +188,16 @@ class SamePort(ServerProcess):
         ready = self.folder / "ready.json"
         self.folder.mkdir(parents=True, exist_ok=True)
         ready.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "toolserver", "serve", "--port", self.url.rpartition(":")[2], "--runtime", self.runtime]
+        command = [
+            sys.executable,
+            "-m",
+            "toolserver",
+            "serve",
+            "--port",
+            self.url.rpartition(":")[2],
+            "--runtime",
+            self.runtime,
+        ]
         command += ["--state-dir", str(self.folder / "state"), "--ready-file", str(ready)]
         environment = clean_environment(TOOLSERVER_API_KEY=self.key)
         with (self.folder / "server.log").open("ab") as log:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent.budget import Allowances, Bound, Budget, Ledger
+from agent.budget import MAX_GAP_S, Allowances, Bound, Budget, Ledger
 from agent.errors import BudgetExhausted
 from agent.events import Event, EventKind
 from agent.llm.model import FailureKind, LLMFailure, Reply, Request, Usage
@@ -103,6 +103,14 @@ def test_seconds_count_within_processes_and_not_between_them() -> None:
     ledger.apply(event(EventKind.RUN_RESUMED, 5000))
     ledger.apply(event(EventKind.NOTE, 5002))
     assert ledger.seconds == 10
+
+
+def test_a_clock_that_jumps_ahead_does_not_use_up_the_time_of_a_run() -> None:
+    ledger = Ledger()
+    ledger.apply(event(EventKind.RUN_STARTED, 100))
+    ledger.apply(event(EventKind.NOTE, 100 + 10 * 365 * 86400))
+    ledger.apply(event(EventKind.NOTE, 105 + 10 * 365 * 86400))
+    assert ledger.seconds == MAX_GAP_S + 5
 
 
 def test_the_reply_is_shortened_to_what_is_left_of_tokens_and_money() -> None:

@@ -290,7 +290,9 @@ async def test_a_tool_that_calls_itself_subtask_submit_is_not_offered() -> None:
 
 async def test_a_tool_that_fails_in_the_same_words_whatever_it_is_given_is_given_up_after_four_tries() -> None:
     numbers = count()
-    server = FakeServer(behave=lambda tool, _: Outcome(OutcomeKind.FAILED, tool, "c", "tool_failed", "no such host", "yes"))
+    server = FakeServer(
+        behave=lambda tool, _: Outcome(OutcomeKind.FAILED, tool, "c", "tool_failed", "no such host", "yes")
+    )
     world, submission, asked = await attempt(
         lambda r: submit("no host", success=False) if only_submit(r) else calls(("look", {"x": next(numbers)})),
         server=server,
