@@ -45,6 +45,8 @@ class Settlement:
         if settled.meaning.executed != "none":
             session_id = None if session_lost else await self._keeper.existing()
             problem = await self._fetch(settled, session_id)
+            if session_id is None:  # what is gone with its session must not pass for a file that was written
+                known = known.model_copy(update={"workspace_changed": [], "artifacts": []})
             pictures = await self._keep_pictures(known, call_id, session_id)
             known = _with_pictures(known, pictures)
         notices = (self._keeper.notice(invocation.task_id), f"[{problem}]" if problem else "")
@@ -107,7 +109,8 @@ class Settlement:
         changed = list(known.workspace_changed or [])
         if session_id is None:
             return (
-                f"The session ended before the files that this call changed could be fetched: {', '.join(changed)[:500]}"
+                f"The session ended before the files that this call changed could be fetched: {', '.join(changed)[:500]}. "
+                "They are lost: make them again if they are needed."
                 if changed
                 else ""
             )

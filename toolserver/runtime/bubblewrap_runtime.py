@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import platform
 import re
@@ -27,6 +28,8 @@ from toolserver.runtime.interpreter import Interpreter, find_interpreter
 from toolserver.runtime.seccomp_filter import build_filter, supported
 from toolserver.runtime.uninterrupted import uninterrupted
 from toolserver.settings import RuntimeSettings
+
+_log = logging.getLogger(__name__)
 
 IMAGES = Path(__file__).resolve().parents[2] / "sandbox_images"
 OUR_IMAGES = "toolcrib/"
@@ -296,7 +299,12 @@ def _run_quietly(command: list[str]) -> None:
 
 
 def _why_not(log: str, *, root: bool) -> str:
-    """What a person can do about a bubblewrap that does not start. Its own words may name paths, so they are not repeated."""
+    """What a person can do about a bubblewrap that does not start. Its own words may name paths, so only the log repeats them."""
+    _log.warning("bubblewrap_failed", extra={"fields": {"said": log[-500:].strip()}})
+    if "loopback" in log:
+        return (
+            "bubblewrap may not set up a network namespace here. In a container it needs CAP_NET_ADMIN; or use Docker."
+        )
     if "uid map" in log or "user namespace" in log or "clone" in log.lower() or "namespace" in log:
         if root:
             return (

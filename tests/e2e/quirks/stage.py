@@ -29,11 +29,8 @@ FIRST_RULE = {"plan_generator": "plan", "actor": "t1 call", "critic": "t1 verdic
               "plan_refiner": "refiner", "summariser": "answer"}  # fmt: skip
 QUICK = {
     "AGENT_LLM__MAX_ATTEMPTS": "2",
-    "AGENT_LLM__FIRST_TOKEN_S": "0.6",
-    "AGENT_LLM__BETWEEN_CHUNKS_S": "0.6",
-    "AGENT_LLM__TOTAL_S": "20",
-    "AGENT_TOOLSERVER__WAIT_S": "20",
 }
+IMPATIENT = {"AGENT_LLM__FIRST_TOKEN_S": "1", "AGENT_LLM__BETWEEN_CHUNKS_S": "1"}  # with a server that falls silent
 
 
 def story() -> dict[str, Any]:
