@@ -17,7 +17,7 @@ from agent.bootstrap.embedded_toolserver import Address, EmbeddedToolServer
 from agent.bootstrap.interrupts import Interrupts
 from agent.bootstrap.places import folder_of, open_store
 from agent.budget import Allowances, Bound, worst_case
-from agent.errors import UsageProblem
+from agent.errors import Unreachable, UsageProblem
 from agent.llm.model import ChatModel
 from agent.llm.openai_model import OpenAIModel
 from agent.loops.run import Goal, Run, RunResult
@@ -29,6 +29,7 @@ from agent.store.fold import fold
 from agent.tools.function_handler import FunctionHandler
 from agent.tools.workspace_store import WorkspaceStore
 from agent.toolserver_client.client import ToolServerClient
+from agent.toolserver_client.errors import ClientProblem
 
 _OVER = frozenset({"done", "failed"})
 _UNITS = {
@@ -133,6 +134,8 @@ async def _work(journal: Journal, goal: Goal | None, parts: _Parts, address: Add
     journal.subscribe(parts.progress.hear)
     models = Models(settings)
     client = client_for(settings, address, journal.run_id)
+    if settings.toolserver.url is None:
+        await _can_run_tools(client)
     mine = _OfTheRun()
     tools = FunctionHandler(
         client, journal, settings.toolserver, journal.run_id, parts.workspace, mine,
@@ -147,6 +150,15 @@ async def _work(journal: Journal, goal: Goal | None, parts: _Parts, address: Add
         await models.close()
         result = run_folder.write(folder, journal.events())
     return Finished(folder, ended.exit_code, result)
+
+
+async def _can_run_tools(client: ToolServerClient) -> None:
+    """A ToolServer of one's own that has no sandboxes is no use: raises Unreachable, before a model is paid for anything."""
+    try:
+        await client.ready()
+    except ClientProblem as problem:
+        await client.close()
+        raise Unreachable(f"The ToolServer of this run can't run tools: {problem.message}") from problem
 
 
 class _OfTheRun:
