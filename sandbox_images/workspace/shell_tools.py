@@ -106,19 +106,26 @@ class ShellTools:
             raise ToolFailure(
                 "The command line holds a lone surrogate, which is no text.", "invalid", "/command"
             ) from None
-        folder = clean(arguments.get("cwd") or ".")
-        try:
-            cwd = self._workspace.open(folder, FOLDER)
-        except OSError as problem:
-            if problem.errno == errno.ENOTDIR:
-                raise ToolFailure(f"{folder} is not a folder.", "invalid", "/cwd") from problem
-            raise explain(problem, folder) from problem
+        cwd = self._folder(arguments.get("cwd") or ".")
         try:
             command.launch(line, self.environment, cwd, stdin, self._quota.file_size_limits(), background=background)
         except OSError as problem:
             raise ToolFailure(no_process(problem)) from problem
         finally:
             os.close(cwd)
+
+    def _folder(self, path: str) -> int:
+        """An open folder, for the caller to close. Raises ToolFailure."""
+        try:
+            folder = clean(path)
+            return self._workspace.open(folder, FOLDER)
+        except ProtocolError as refused:
+            told = refused
+        except OSError as problem:
+            if problem.errno == errno.ENOTDIR:
+                raise ToolFailure(f"{folder} is not a folder.", "invalid", "/cwd") from problem
+            told = explain(problem, folder)
+        raise ToolFailure(told.message, REFUSAL_ENDS.get(told.kind or "", "invalid"), "/cwd") from told
 
     def _foreground_ended(self, running: Foreground, report: Report | None) -> None:
         call, command = running.call, running.command

@@ -9,6 +9,7 @@ Blocking: call it in a thread.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from toolserver.runtime.sandbox_etc import make_etc, make_users
 
 # ids that no distribution and no container tool gives out; a user namespace that maps fewer gets ids of its own range
 _FIRST_UID, _FIRST_SMALL_UID = 1_900_000_000, 40_000
+_UIDS, _SHARES = 20_000, 5_000  # ids of one server; servers of one host whose state is elsewhere have other ones
 _DELETE_S = 120
 
 
@@ -72,8 +74,12 @@ class SessionFolders:
         taken = set()
         for workspace in self._sessions.glob("*/workspace"):
             taken.add(workspace.stat().st_uid)
-        first = _FIRST_UID if _maps(_FIRST_UID + 65_536) else _FIRST_SMALL_UID
-        return next(uid for uid in range(first, first + 20_000) if uid not in taken)
+        share = int.from_bytes(hashlib.sha256(os.fsencode(self._home.resolve())).digest()[:4], "big") % _SHARES
+        if _maps(_FIRST_UID + _SHARES * _UIDS):
+            first, turn = _FIRST_UID + share * _UIDS, 0
+        else:  # one range for all: begin at different places
+            first, turn = _FIRST_SMALL_UID, share * (_UIDS // _SHARES)
+        return next(uid for n in range(_UIDS) if (uid := first + (turn + n) % _UIDS) not in taken)
 
     def delete(self, session_id: str) -> None:
         """Raises RuntimeUnavailable when something stays."""
