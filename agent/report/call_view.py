@@ -16,16 +16,13 @@ _PROGRAMS = {"python_execute": "code", "shell_execute": "command"}
 
 
 def pretty(value: Any) -> str:
-    """JSON with indents, whether it comes as a value or as text; other text as it is."""
-    if isinstance(value, str):
-        try:
-            parsed = json.loads(value)
-        except ValueError:
-            return clipped(value, MAX_TEXT)
-        if not isinstance(parsed, dict | list):
-            return clipped(value, MAX_TEXT)
-        value = parsed
-    return clipped(json.dumps(value, ensure_ascii=False, indent=2, default=str), MAX_TEXT)
+    """JSON with indents, whether it comes as a value or as text; other text, and what is nested too deep, as it is."""
+    try:
+        parsed = json.loads(value) if isinstance(value, str) else value
+        shown = json.dumps(parsed, ensure_ascii=False, indent=2, default=str)
+    except (ValueError, RecursionError):
+        return clipped(str(value), MAX_TEXT)
+    return clipped(shown if isinstance(parsed, dict | list) else str(value), MAX_TEXT)
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,7 @@ def call_view(album: Album) -> Callable[[CallRecord], CallView]:
 def _split_arguments(call: CallRecord) -> tuple[str, str]:
     try:
         arguments = json.loads(call.arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return "", clipped(call.arguments, MAX_TEXT)
     name = _PROGRAMS.get(call.tool, "")
     if not isinstance(arguments, dict) or not isinstance(arguments.get(name), str):

@@ -121,10 +121,17 @@ def test_an_edit_is_exact_to_the_byte_or_not_done(arena: Arena) -> None:
 
 
 def test_arguments_that_only_the_tool_can_judge_are_told_like_those_of_the_schema(arena: Arena) -> None:
-    answer = arena.call("file_search", {"pattern": "a("})
-    assert (answer.status_code, code_of(answer)) == (422, "invalid_arguments")
-    assert answer.json()["detail"]["errors"][0]["pointer"] == "/arguments/pattern"
-    assert ".." not in answer.json()["detail"]["message"]
+    for tool, arguments, name in (
+        ("file_search", {"pattern": "a("}, "pattern"),
+        ("file_read", {"path": "../a"}, "path"),
+        ("shell_execute", {"command": "pwd", "cwd": "/etc"}, "cwd"),
+        ("shell_execute", {"command": "pwd", "cwd": "a/../../b"}, "cwd"),
+    ):
+        answer = arena.call(tool, arguments)
+        assert (answer.status_code, code_of(answer)) == (422, "invalid_arguments"), tool
+        assert answer.json()["detail"]["errors"][0]["pointer"] == f"/arguments/{name}"
+        assert ".. " not in answer.json()["detail"]["message"]
+    assert code_of(arena.call("shell_execute", {"command": "pwd", "cwd": "missing"})) == "tool_failed"
 
 
 def test_file_names_that_are_no_text_leave_every_answer_valid(arena: Arena) -> None:

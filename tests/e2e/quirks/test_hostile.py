@@ -282,7 +282,7 @@ def test_a_name_that_is_not_exactly_a_tools_runs_nothing(stage: Stage, name: str
 
 @pytest.mark.parametrize(
     "arguments",
-    ['{"command": "echo t1 >> effects.txt", "command": "echo x >> effects.txt"}', '{"command": "echo x >> effects.txt"', "[" * 500, '{"a":' * 500,
+    ['{"command": "echo t1 >> effects.txt", "command": "echo x >> effects.txt"}', '{"command": "echo x >> effects.txt"', "[" * 50_000, '{"a":' * 5000,
      "{k: [ }", '{"', '"\\ud800"', '{"command": "\\ud800"}', '{"command": "echo x >> effects.txt", "wait_s": 1e999}', '{"command": "echo x >> effects.txt", "wait_s": NaN}',
      "null", "", "[]", "true", '{"command": null}', '{"command": ["echo x >> effects.txt"]}', "echo x >> effects.txt", '{"command": "' + "x" * 4_100_000 + '"}',
      '{"command": "echo x >> effects.txt", "timeout_s": ' + "9" * 5000 + "}"],

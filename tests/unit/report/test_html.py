@@ -12,6 +12,7 @@ import pytest
 from agent.events import Event, EventKind
 from agent.planning.task import TaskNode
 from agent.report.artifacts import manifest
+from agent.report.call_view import pretty
 from agent.report.html import render
 from agent.report.markdown import as_html
 from agent.report.story import tell
@@ -180,3 +181,9 @@ def test_answers_are_markdown_without_raw_html_links_or_pictures() -> None:
     assert {tag for tag, _ in page.tags} <= {"h1", "p", "em", "code", "table", "thead", "tbody", "tr", "th", "td"}
     assert "&lt;i&gt; <b>x</b> a < b" in page.text
     assert "t https://e.org p chart.png" in page.text
+
+
+@pytest.mark.parametrize("depth", [400, 900, 5_000, 100_000])
+def test_arguments_nested_as_deep_as_a_model_likes_are_shown(depth: int) -> None:
+    for text in ("[" * depth, "[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth):
+        assert pretty(text).startswith(text[0])
