@@ -149,13 +149,16 @@ class BubblewrapRuntime(SandboxRuntime):
             # noted before anything else: when the server is killed and is root, the kernel does not let bwrap, which has
             # no capability left, end the first process of another user; it ends itself when its stdin does, else in `sweep`
             self._folders.remember(spec.sandbox_id, spec.session_id, pid)
-            first = os.pidfd_open(pid)
-        except (RuntimeUnavailable, ProcessLookupError) as problem:
+        except RuntimeUnavailable as problem:
             with contextlib.suppress(ProcessLookupError):
                 monitor.kill()
             _, said = await monitor.communicate()
             self._folders.forget(spec.sandbox_id)
             raise RuntimeUnavailable(_why_not(said.decode("utf-8", "replace"), root=self._root)) from problem
+        try:
+            first = os.pidfd_open(pid)
+        except ProcessLookupError:
+            first = None  # it has run and ended already; what it said is still in the pipes
         sandbox = BubblewrapSandbox(spec, monitor, first, lambda: self._forget(spec.sandbox_id))
         self._sandboxes[spec.sandbox_id] = sandbox
         return sandbox

@@ -20,10 +20,10 @@ GONE_S = 10.0  # for the kernel to end a process namespace
 
 
 class BubblewrapSandbox(Sandbox):
-    """`monitor` is bwrap itself; the sandbox's first process, whose end is the end of all in it, is held by a pidfd."""
+    """`monitor` is bwrap itself; the sandbox's first process, whose end is the end of all in it, is held by a pidfd (None: it ended already)."""
 
     def __init__(
-        self, spec: SandboxSpec, monitor: asyncio.subprocess.Process, first: int, forget: Callable[[], None]
+        self, spec: SandboxSpec, monitor: asyncio.subprocess.Process, first: int | None, forget: Callable[[], None]
     ) -> None:
         self.spec = spec
         self._monitor, self._first = monitor, first
@@ -47,8 +47,17 @@ class BubblewrapSandbox(Sandbox):
 
     def _monitor_ended(self) -> None:
         self._unwatch()
-        with contextlib.suppress(ProcessLookupError):
+        self._end_first()
+
+    def _end_first(self) -> bool:
+        """Whether there was something to end."""
+        if self._first is None:
+            return False
+        try:
             signal.pidfd_send_signal(self._first, signal.SIGKILL)
+        except ProcessLookupError:
+            return False
+        return True
 
     def _unwatch(self) -> None:
         if self._watched is not None:
@@ -84,9 +93,7 @@ class BubblewrapSandbox(Sandbox):
         if self._end is not None:
             return
         if self._monitor.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._first, signal.SIGKILL)
-                self._killed = True
+            self._killed = self._end_first() or self._killed
         if not await self._exited(GONE_S):
             raise RuntimeUnavailable("A sandbox did not end when it was killed.")
 
@@ -115,7 +122,8 @@ class BubblewrapSandbox(Sandbox):
         self._logging.cancel()
         _close_pipes(self._monitor)
         self._unwatch()
-        os.close(self._first)
+        if self._first is not None:
+            os.close(self._first)
         if self._monitor.returncode is not None:
             self._forget()
         return self._how(self._monitor.returncode)

@@ -10,6 +10,9 @@ from toolserver.runtime.bubblewrap_arguments import CERTIFICATES
 
 _COPIED = ("localtime", "timezone", "mime.types", "magic")
 _COPIED_FOR_NETWORK = ("resolv.conf", "services", "protocols")
+_FONTS = b"""<?xml version="1.0"?>
+<fontconfig><dir>/usr/share/fonts</dir><cachedir>/tmp/fontconfig</cachedir></fontconfig>
+"""  # without any, fc-list, which matplotlib asks, complains on stderr
 
 
 def make_etc(folder: Path, *, network: bool) -> None:
@@ -26,6 +29,8 @@ def make_etc(folder: Path, *, network: bool) -> None:
     _write(folder / "nsswitch.conf", b"passwd: files\ngroup: files\nhosts: files dns\n")
     for name in ("passwd", "group"):
         _write(folder / name, b"")
+    (folder / "fonts").mkdir()
+    _write(folder / "fonts" / "fonts.conf", _FONTS)
     authorities = Path(CERTIFICATES)
     if not authorities.is_file():
         authorities = Path(ssl.get_default_verify_paths().cafile or CERTIFICATES)

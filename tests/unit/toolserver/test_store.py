@@ -199,7 +199,7 @@ async def test_the_log_of_small_writes_is_folded_into_the_database(path: Path, m
     for number in range(300):
         await database.write_small(_begin(_row(f"c{number}")))
         if number % 50 == 49:
-            await database.read(calls.running)  # the thread has had its turn
+            await database.write(calls.running)  # the thread has had its turn
     assert path.with_name(path.name + "-wal").stat().st_size < 150 * 3 * 4096
     database.close()
     again = _open(path)
