@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from fastapi import APIRouter
 from starlette import routing
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
@@ -96,8 +97,11 @@ def application(services: Services, version: str) -> ASGIApp:
         caller(request, "read")
         return json_answer(document(ROUTES, version))
 
-    table = [routing.Route(r.path, r.endpoint, methods=[r.method]) for r in (_CALL, *ROUTES)]  # the hot path first
+    table: list[routing.BaseRoute] = [
+        routing.Route(r.path, r.endpoint, methods=[r.method])
+        for r in (_CALL, *ROUTES)  # the hot path first
+    ]
     table.append(routing.Route("/openapi.json", openapi))
-    router = routing.Router(table, redirect_slashes=False)
+    router = APIRouter(routes=table, redirect_slashes=False)
     kinds = (ToolServerError, RuntimeUnavailable, StoreUnavailable, HTTPException)
     return Edge(ExceptionMiddleware(router, handlers=dict.fromkeys(kinds, handle)), services)
