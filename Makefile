@@ -9,9 +9,9 @@ BIN := .venv/bin
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-demo: ## run a real goal on a real data file, end to end, in real sandboxes
+demo: ## run a real goal on a real data file, end to end; RESUME=run goes on with one that was interrupted
 	@.ci/setup.sh toolserver,agent,sandbox
-	@$(BIN)/python examples/weather/demo.py
+	@$(BIN)/python examples/weather/demo.py $(if $(RESUME),--resume $(RESUME))
 
 test: lint ## set up everything, then lint and run the whole suite
 	@.ci/engine.sh docker-compose

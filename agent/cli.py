@@ -18,7 +18,24 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from agent.bootstrap.options import budget_of, flags_of, read_settings
+from agent.bootstrap.command_options import (
+    BaseUrlOption,
+    ConfigOption,
+    EgressOption,
+    JsonOption,
+    LlmCallsOption,
+    ModelOption,
+    QuietOption,
+    RunArgument,
+    RunsDirOption,
+    RuntimeOption,
+    SecondsOption,
+    TokensOption,
+    ToolCallsOption,
+    ToolServerOption,
+    UsdOption,
+)
+from agent.bootstrap.options import budget_of, flags_of, how_to_resume, need_model, read_settings
 from agent.errors import AgentError, RunNotFound, UsageProblem
 
 if TYPE_CHECKING:
@@ -34,34 +51,21 @@ app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False,
 )  # fmt: skip
 
-_NO_MODEL = """No model is configured. Set these three, in the environment or under [llm] of a settings file:
-  AGENT_LLM__MODEL     the model's name                          (or --model)
-  AGENT_LLM__BASE_URL  any OpenAI-compatible server, with /v1    (or --base-url; falls back to OPENAI_BASE_URL)
-  AGENT_LLM__API_KEY   its key, if it wants one                  (falls back to OPENAI_API_KEY)
-To try it without a model, serve a script:  agent mock SCRIPT --port 8600
-  and then:  agent run GOAL --model mock --base-url http://127.0.0.1:8600/v1"""
 
-ModelOption = Annotated[str | None, typer.Option("--model", help="The model's name.")]
-BaseUrlOption = Annotated[str | None, typer.Option("--base-url", help="An OpenAI-compatible server.")]
-ToolServerOption = Annotated[
-    str | None, typer.Option("--toolserver", help="A ToolServer's address; without one, one is started.")
-]
-RuntimeOption = Annotated[
-    str | None, typer.Option("--runtime", help="Sandboxes of a ToolServer started here: auto, docker, bubblewrap.")
-]
-EgressOption = Annotated[
-    str | None, typer.Option("--egress", help="open: the web tools may reach public addresses. Default: none.")
-]
-UsdOption = Annotated[float | None, typer.Option("--max-usd", help="Stop before the run costs more dollars.")]
-TokensOption = Annotated[int | None, typer.Option("--max-tokens", help="Stop before the run uses more tokens.")]
-SecondsOption = Annotated[float | None, typer.Option("--max-seconds", help="Stop after as many seconds of work.")]
-LlmCallsOption = Annotated[int | None, typer.Option("--max-llm-calls", help="Stop before more requests to the model.")]
-ToolCallsOption = Annotated[int | None, typer.Option("--max-tool-calls", help="Stop before more tool calls.")]
-RunsDirOption = Annotated[Path | None, typer.Option("--runs-dir", help="Where runs are kept; ./runs without it.")]
-ConfigOption = Annotated[Path | None, typer.Option("--config", help="A settings file (TOML).")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, or the start of it.")]
+def _print_version(wanted: bool = True) -> None:
+    from importlib.metadata import version as installed
+
+    if wanted:
+        print(installed("toolcrib"))
+        raise typer.Exit
+
+
+VersionOption = Annotated[bool, typer.Option("--version", help="Print the version.", callback=_print_version)]
+
+
+@app.callback()
+def program(_version: VersionOption = False) -> None:
+    """Works towards a goal: plans, calls tools in sandboxes, never loses or repeats work."""
 
 
 @app.command()
@@ -93,14 +97,21 @@ def run(
     def begin(settings: Settings, console: Console) -> _Work:
         if not goal.strip():
             raise UsageProblem("The goal is empty: say what is to be achieved.")
-        _need_model(settings)
+        need_model(settings)
         files = inputs.check(file or [])
         from agent.bootstrap import composition
+        from agent.bootstrap.doctor import answering
 
         bound, most = composition.limits(settings)
         _say(console, f"At most {most.llm_calls:,} model calls and {most.tool_calls:,} tool calls"
                       + ("." if most.llm_calls == bound.llm_calls else f" (without the budget {bound.llm_calls:,} and {bound.tool_calls:,})."))  # fmt: skip
-        return lambda progress, interrupts: composition.start(settings, goal, files, progress, interrupts)
+        _say_start(settings, console)
+
+        async def work(progress: Progress, interrupts: Interrupts) -> Finished:
+            await answering(settings)
+            return await composition.start(settings, goal, files, progress, interrupts)
+
+        return work
 
     flags = flags_of(
         model=model, base_url=base_url, toolserver=toolserver, runtime=runtime, egress=egress, runs_dir=runs_dir,
@@ -131,11 +142,16 @@ def resume(
     raised = budget_of(max_usd, max_tokens, max_seconds, max_llm_calls, max_tool_calls)
 
     def begin(settings: Settings, console: Console) -> _Work:
-        _need_model(settings)
         from agent.bootstrap import composition
+        from agent.bootstrap.places import is_over
 
         going_on, what = composition.plan_resume(settings, run_id, raised)
+        over = is_over(settings, run_id)
+        if not over:
+            need_model(going_on)
         _say(console, what)
+        if not over:
+            _say_start(settings, console)
         return lambda progress, interrupts: composition.resume(going_on, run_id, progress, interrupts)
 
     flags = flags_of(
@@ -147,21 +163,19 @@ def resume(
 @app.command("list")
 def list_runs(runs_dir: RunsDirOption = None, config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """All runs, newest first."""
-    from dataclasses import asdict
-
     from agent.bootstrap.places import open_store
-    from agent.report.terminal import runs_table
+    from agent.report.overview import lines_of, runs_table
 
     def body(settings: Settings) -> None:
         try:
             with open_store(settings, create=False) as store:
-                rows = store.runs()
+                lines = lines_of(store)
         except RunNotFound:
-            rows = []
+            lines = []
         if as_json:
-            print(json.dumps([asdict(row) for row in rows], ensure_ascii=False))
-        elif rows:
-            _console(stderr=False).print(runs_table(rows))
+            print(json.dumps([line.as_json() for line in lines], ensure_ascii=False))
+        elif lines:
+            _console(stderr=False).print(runs_table(lines))
         else:
             print(f"No runs in {settings.runs_dir.absolute()}.")
 
@@ -173,7 +187,7 @@ def show(
     run_id: RunArgument, runs_dir: RunsDirOption = None, config: ConfigOption = None, as_json: JsonOption = False
 ) -> None:
     """A run's plan, steps, costs and answer."""
-    from agent.bootstrap.places import folder_of, open_store
+    from agent.bootstrap.places import folder_of, open_store, seen_from_outside
     from agent.report import folder
     from agent.report.artifacts import manifest
     from agent.report.story import tell
@@ -182,6 +196,7 @@ def show(
     def body(settings: Settings) -> None:
         with open_store(settings, create=False) as store:
             story = tell(store.read(run_id))
+            story.run.state = seen_from_outside(store, story.run)
         files = manifest(story, folder_of(settings, story.run.run_id) / folder.WORKSPACE)
         if as_json:
             print(json.dumps(folder.result_of(story, files), ensure_ascii=False, indent=2))
@@ -210,6 +225,8 @@ def report(
             events = store.read(run_id)
         place = folder_of(settings, events[0].run_id) if events else folder_of(settings, run_id)
         target = out or place / folder.REPORT
+        if out is not None and not out.absolute().parent.is_dir():
+            raise UsageProblem(f"there is no folder {out.absolute().parent}: make it first")
         folder.write_report(place, events, target)
         print(target)
         if open_it:
@@ -282,9 +299,7 @@ def doctor(
 @app.command()
 def version() -> None:
     """Print the version."""
-    from importlib.metadata import version as installed
-
-    print(installed("toolcrib"))
+    _print_version()
 
 
 def main() -> None:
@@ -320,7 +335,8 @@ def _carry_out(
     else:
         from agent.report.terminal import print_end
 
-        print_end(_console(stderr=False), console, finished.folder, finished.result)
+        again = how_to_resume(settings, flags)
+        print_end(_console(stderr=False), console, finished.folder, finished.result, again)
     return finished.exit_code
 
 
@@ -344,9 +360,10 @@ def _inspect(body: Callable[[Settings], None], config: Path | None, runs_dir: Pa
         _fail(UsageProblem(str(problem)))
 
 
-def _need_model(settings: Settings) -> None:
-    if not settings.llm.model:
-        raise UsageProblem(_NO_MODEL)
+def _say_start(settings: Settings, console: Console) -> None:
+    """What the wait is for that follows."""
+    if settings.toolserver.url is None:
+        _say(console, f"Starting a ToolServer ({settings.toolserver.runtime}) …")
 
 
 def _console(*, stderr: bool, quiet: bool = False) -> Console:

@@ -102,6 +102,7 @@ class Settings(BaseSettings):
     )  # fmt: skip
 
     runs_dir: Path = Path("runs")
+    resume_command: str | None = None  # what is told to go on with a run, before its id; None: `agent resume`
     llm: LLMSettings = LLMSettings()
     toolserver: ToolServerSettings = ToolServerSettings()
     loop: LoopSettings = LoopSettings()

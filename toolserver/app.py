@@ -33,6 +33,7 @@ from toolserver.catalog.catalog import Catalog
 from toolserver.errors import RuntimeUnavailable, StartRefused, StoreUnavailable
 from toolserver.runtime.base import SandboxRuntime
 from toolserver.runtime.choose import choose_runtime
+from toolserver.sessions.keep import keep_workspaces
 from toolserver.sessions.reaper import Reaper
 from toolserver.sessions.registry import Registry
 from toolserver.settings import Settings
@@ -44,6 +45,7 @@ from toolserver.telemetry import Metrics
 FIRST_TENANT = "default"
 _STOP_S = 1.0  # how long calls that are cancelled at shutdown get to end by themselves
 _END_S = 10.0  # how long all sessions together get to be cleaned up at shutdown
+_KEEP_S = 8.0  # how long all workspaces together get to be kept at shutdown
 _UP_S = 60.0  # for the socket and the sweep of orphans
 _log = logging.getLogger(__name__)
 
@@ -60,8 +62,19 @@ def server_id(state_dir: Path) -> str:
 class ToolServer:
     """All of the server but its HTTP socket. `start`, serve `asgi`, `drain`, `close`."""
 
-    def __init__(self, settings: Settings, runtime: SandboxRuntime, catalog: Catalog | None = None) -> None:
-        """Owns the runtime from here on. The catalog is the one that comes with the package unless one is given."""
+    def __init__(
+        self,
+        settings: Settings,
+        runtime: SandboxRuntime,
+        catalog: Catalog | None = None,
+        *,
+        keep_workspaces_in: Path | None = None,
+    ) -> None:
+        """Owns the runtime from here on. The catalog is the one that comes with the package unless one is given.
+
+        `keep_workspaces_in`: a folder that gets the workspaces of the sessions that a shutdown ends; None: they are deleted.
+        """
+        self._keep_workspaces_in = keep_workspaces_in
         self.settings, self.runtime = settings, runtime
         self.catalog = catalog or Catalog.load(settings)
         self.database = Database(database_path(settings.state_dir))
@@ -157,6 +170,9 @@ class ToolServer:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_STOP_S)
+        if self._keep_workspaces_in is not None:
+            most = self.settings.http.max_upload_mb << 20
+            await keep_workspaces(self.registry.live(), self._keep_workspaces_in, max_bytes=most, within_s=_KEEP_S)
         await self.registry.close(_END_S)
         await self.executor.close()
         await self.runtime.close()
@@ -198,10 +214,14 @@ async def examine(settings: Settings) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """`ready_file`: gets {"url", "pid"} once the server takes requests. `exit_with_parent`: ends when stdin does."""
+    """`ready_file`: gets {"url", "pid"} once the server takes requests. `exit_with_parent`: ends when stdin does.
+
+    `keep_workspaces`: the folder for the workspaces of the sessions that the shutdown ends.
+    """
 
     ready_file: Path | None = None
     exit_with_parent: bool = False
+    keep_workspaces: Path | None = None
 
 
 class _Uvicorn(uvicorn.Server):
@@ -226,7 +246,7 @@ async def serve(settings: Settings, options: ServeOptions, say: Callable[[str], 
     listener = _bind(settings)
     try:
         runtime, weaker = await choose_runtime(settings.runtime, server_id(settings.state_dir), settings.state_dir)
-        crib = ToolServer(settings, runtime)
+        crib = ToolServer(settings, runtime, keep_workspaces_in=_keeping_folder(options))
         await crib.start()
     except BaseException:
         listener.close()
@@ -244,6 +264,18 @@ async def serve(settings: Settings, options: ServeOptions, say: Callable[[str], 
         listener.close()
         if options.ready_file is not None:
             options.ready_file.unlink(missing_ok=True)
+
+
+def _keeping_folder(options: ServeOptions) -> Path | None:
+    """Made now, since at the shutdown it would be too late to say that it can't be."""
+    folder = options.keep_workspaces
+    if folder is not None:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as problem:
+            reason = problem.strerror or str(problem)
+            raise StartRefused(f"The folder {folder} of --keep-workspaces can't be made: {reason}.") from problem
+    return folder
 
 
 async def _run(

@@ -25,6 +25,7 @@ app = typer.Typer(
     name="toolserver",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    add_completion=False,
     help="Runs tools for AI agents in sandboxes, behind an HTTP API.",
 )
 keys_app = typer.Typer(no_args_is_help=True, help="API keys of this server.")
@@ -42,6 +43,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 UrlOption = Annotated[str, typer.Option("--url", envvar="TOOLSERVER_URL", help="Address of the running server.")]
 KeyOption = Annotated[str, typer.Option("--key", envvar="TOOLSERVER_API_KEY", help="API key.", show_envvar=True)]
 RuntimeOption = Annotated[str | None, typer.Option("--runtime", help="auto, docker, bubblewrap or fake.")]
+_MAX_DESCRIPTION = 110
 DEFAULT_URL = "http://127.0.0.1:8500"
 
 
@@ -51,23 +53,20 @@ def _fail(message: str, code: int = USAGE) -> NoReturn:
 
 
 def _settings(config: Path | None, state_dir: Path | None = None, **sections: dict[str, Any]) -> Settings:
-    from pydantic import ValidationError
-
     from toolserver import settings
 
     flags: dict[str, Any] = {name: {k: v for k, v in part.items() if v is not None} for name, part in sections.items()}
     flags = {name: part for name, part in flags.items() if part}
     if state_dir is not None:
         flags["state_dir"] = state_dir.expanduser()
+    wrong = settings.unknown_variables()
     try:
-        return settings.load(config, **flags)
-    except ValidationError as problem:
-        told = "; ".join(
-            f"{'.'.join(str(p) for p in e['loc'])}: {e['msg']}" for e in problem.errors(include_input=False)
-        )
-        _fail(f"the settings are not valid: {told}")
-    except (OSError, ValueError) as problem:  # TOMLDecodeError is a ValueError
-        _fail(f"the settings can't be read: {problem}")
+        loaded = settings.load(config, **flags)
+    except (OSError, ValueError) as problem:  # both of pydantic's and TOML's errors are ValueErrors
+        wrong += settings.problems(problem)
+    if wrong:
+        _fail("Wrong settings:\n  " + "\n  ".join(wrong))
+    return loaded
 
 
 def _show(as_json: bool, value: Any, lines: Callable[[], list[str]]) -> None:
@@ -77,6 +76,23 @@ def _show(as_json: bool, value: Any, lines: Callable[[], list[str]]) -> None:
 def _table(rows: list[list[str]]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _print_version(wanted: bool) -> None:
+    from importlib.metadata import version as installed
+
+    if wanted:
+        print(installed("toolcrib"))
+        raise typer.Exit
+
+
+@app.callback()
+def program(
+    _version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Runs tools for AI agents in sandboxes, behind an HTTP API."""
 
 
 @app.command()
@@ -92,6 +108,13 @@ def serve(
         Path | None, typer.Option(help="Write {url, pid} as JSON there once requests are taken.")
     ] = None,
     exit_with_parent: Annotated[bool, typer.Option("--exit-with-parent", help="Shut down when stdin ends.")] = False,
+    keep_workspaces: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder that gets <session id>.tar, the workspace of each session that the shutdown ends. "
+            "Without it they are deleted."
+        ),
+    ] = None,
     log_format: Annotated[str, typer.Option(help="text or json.")] = "text",
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
@@ -107,7 +130,7 @@ def serve(
     from toolserver.telemetry import configure_logging
 
     configure_logging(log_level, as_json=log_format == "json")
-    options = ServeOptions(ready_file=ready_file, exit_with_parent=exit_with_parent)
+    options = ServeOptions(ready_file, exit_with_parent, keep_workspaces)
     try:
         uvloop.run(serve(settings, options, lambda line: print(line, file=sys.stderr, flush=True)))
     except StartRefused as problem:
@@ -153,9 +176,13 @@ def keys_create(
 @keys_app.command("list")
 def keys_list(config: ConfigOption = None, state_dir: StateOption = None, as_json: JsonOption = False) -> None:
     """All keys, without their text."""
+    from toolserver.app import database_path
     from toolserver.store import keys
 
-    found = _with_database(config, state_dir, lambda d: d.run(keys.listing, writes=False))
+    place = database_path(_settings(config, state_dir).state_dir)
+    if not place.exists():
+        print(f"toolserver: there is no server state in {place.parent} yet", file=sys.stderr)
+    found = _with_database(config, state_dir, lambda d: d.run(keys.listing, writes=False)) if place.exists() else []
     rows = [["ID", "NAME", "TENANT", "SCOPE", "STATE"]]
     rows += [[k.key_id, k.name, k.tenant, k.scope, "revoked" if k.revoked_at is not None else "valid"] for k in found]
     _show(as_json, {"keys": [key.as_json() for key in found]}, lambda: _table(rows))
@@ -194,7 +221,12 @@ def _ask(method: str, url: str, key: str, path: str) -> Any:
             told = f"HTTP status {problem.code}"
         _fail(told, USAGE if problem.code in (401, 403, 404, 410, 422) else UNREACHABLE)
     except OSError as problem:
-        _fail(f"the server at {url} can't be reached: {problem}", UNREACHABLE)
+        reason = getattr(problem, "reason", problem)
+        _fail(
+            f"the server at {url} can't be reached: {reason}. Start one with `toolserver serve`, or name another with --url "
+            "or TOOLSERVER_URL",
+            UNREACHABLE,
+        )
     return json.loads(raw) if raw else None
 
 
@@ -232,6 +264,11 @@ def sessions_remove(
     _show(as_json, {"removed": session_ids}, lambda: [f"{session_id} is removed" for session_id in session_ids])
 
 
+def _first_sentence(text: str) -> str:
+    sentence = text.strip().splitlines()[0].split(". ")[0].rstrip(".")
+    return sentence if len(sentence) <= _MAX_DESCRIPTION else sentence[:_MAX_DESCRIPTION].rsplit(" ", 1)[0] + " …"
+
+
 @tools_app.command("list")
 def tools_list(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """The tools of the catalog."""
@@ -240,7 +277,7 @@ def tools_list(config: ConfigOption = None, as_json: JsonOption = False) -> None
     catalog = Catalog.load(_settings(config))
     found = catalog.tools(None)
     rows = [["NAME", "IMAGE", "DESCRIPTION"]]
-    rows += [[tool.name, tool.image, tool.description.split(". ")[0][:90]] for tool in found]
+    rows += [[tool.name, tool.image, _first_sentence(tool.description)] for tool in found]
     _show(
         as_json, {"tools": [tool.as_json() for tool in found], "problems": list(catalog.problems)}, lambda: _table(rows)
     )

@@ -5,10 +5,12 @@ Environment: `TOOLSERVER_SECTION__KEY`, for example `TOOLSERVER_RUNTIME__NAME=do
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 MIN_CPUS = 0.01  # the least that a container engine can share out
@@ -110,7 +112,7 @@ class Settings(BaseSettings):
 
 
 def load(config: Path | None = None, **flags: Any) -> Settings:
-    """Read all sources. Raises pydantic.ValidationError, OSError or tomllib.TOMLDecodeError; the command line explains them."""
+    """Read all sources. Raises pydantic.ValidationError, OSError or tomllib.TOMLDecodeError; `problems` explains them."""
     if config is None:
         return Settings(**flags)
     if not config.is_file():
@@ -120,3 +122,42 @@ def load(config: Path | None = None, **flags: Any) -> Settings:
         model_config = SettingsConfigDict(toml_file=config)
 
     return SettingsOfFile(**flags)
+
+
+def unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]:
+    """Variables such as `TOOLSERVER_HTPT__PORT` that name a section that does not exist, each as one line.
+
+    Variables without `__` are left alone: the command line has some, and other programs may.
+    """
+    sections = {
+        f"TOOLSERVER_{name.upper()}"
+        for name, kind in Settings.model_fields.items()
+        if isinstance(kind.annotation, type) and issubclass(kind.annotation, Section)
+    }
+    names = os.environ if environment is None else environment
+    unknown = (name for name in names if name.upper().startswith("TOOLSERVER_") and "__" in name)
+    known = ", ".join(sorted(f"{section}__…" for section in sections))
+    return [
+        f"{name}: there is no such section; the sections are {known}"
+        for name in sorted(unknown)
+        if name.upper().partition("__")[0] not in sections
+    ]
+
+
+def problems(error: Exception) -> list[str]:
+    """What is wrong with the settings, one line a problem, each named by its environment variable."""
+    if isinstance(error, ValidationError):
+        return [_problem(dict(entry)) for entry in error.errors(include_url=False)]
+    return [str(error)]
+
+
+def _problem(entry: dict[str, Any]) -> str:
+    place = [str(part) for part in entry["loc"]]
+    name, message = "TOOLSERVER_" + "__".join(place).upper(), str(entry["msg"]).removeprefix("Value error, ")
+    if entry["type"] == "extra_forbidden":
+        return f"{name}: there is no such setting"
+    if entry["type"] == "too_short" and "min_length" in (entry.get("ctx") or {}):
+        return f"{name}: must have {entry['ctx']['min_length']} characters or more"
+    if any("key" in part for part in place) or isinstance(entry["input"], dict | list):
+        return f"{name}: {message}"
+    return f"{name}: {message} (it is {entry['input']!r})"

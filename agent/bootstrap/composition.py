@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from agent.bootstrap import inputs
-from agent.bootstrap.embedded_toolserver import Address, EmbeddedToolServer
+from agent.bootstrap.embedded_toolserver import Address, EmbeddedToolServer, kept_in
 from agent.bootstrap.interrupts import Interrupts
 from agent.bootstrap.places import folder_of, open_store
 from agent.budget import Allowances, Bound, worst_case
@@ -27,10 +27,12 @@ from agent.settings import BudgetSettings, Settings
 from agent.store.base import Journal
 from agent.store.fold import fold
 from agent.tools.function_handler import FunctionHandler
+from agent.tools.kept_workspace import take_over
 from agent.tools.workspace_store import WorkspaceStore
 from agent.toolserver_client.client import ToolServerClient
 from agent.toolserver_client.errors import ClientProblem
 
+_TOOLSERVER = "toolserver"  # within the run's folder
 _OVER = frozenset({"done", "failed"})
 _UNITS = {
     "max_tokens": "tokens", "max_usd": "dollars", "max_seconds": "seconds", "max_llm_calls": "model calls",
@@ -46,6 +48,7 @@ class _Parts:
     workspace: WorkspaceStore
     progress: Progress
     interrupts: Interrupts
+    kept: frozenset[str] = frozenset()  # ended sessions whose files `workspace` has
 
 
 @dataclass(frozen=True)
@@ -122,8 +125,9 @@ async def resume(settings: Settings, run_id: str, progress: Progress, interrupts
         if state.seq == 0:  # killed between its creation and its first event
             row = next(row for row in store.runs() if row.run_id == journal.run_id)
             goal = Goal(row.goal, inputs.describe(workspace.folder, workspace.files()))
-        async with address_of(settings, folder) as address:
-            return await _work(journal, goal, _Parts(settings, workspace, progress, interrupts), address)
+        async with address_of(settings, folder) as address:  # from here on the server before it has ended
+            kept = await take_over(kept_in(folder / _TOOLSERVER), workspace, journal)
+            return await _work(journal, goal, _Parts(settings, workspace, progress, interrupts, kept), address)
 
 
 async def _work(journal: Journal, goal: Goal | None, parts: _Parts, address: Address) -> Finished:
@@ -139,7 +143,7 @@ async def _work(journal: Journal, goal: Goal | None, parts: _Parts, address: Add
     mine = _OfTheRun()
     tools = FunctionHandler(
         client, journal, settings.toolserver, journal.run_id, parts.workspace, mine,
-        summarise=mine.summarise, session={"egress": {"mode": settings.toolserver.egress}},
+        summarise=mine.summarise, session={"egress": {"mode": settings.toolserver.egress}}, kept=parts.kept,
     )  # fmt: skip
     try:
         run = mine.run = Run(journal=journal, models=models.of, tools=tools, settings=settings, goal=goal)
@@ -199,7 +203,7 @@ async def address_of(settings: Settings, folder: Path) -> AsyncIterator[Address]
         yield Address(configured.url, configured.api_key.get_secret_value() if configured.api_key else "")
         return
     async with EmbeddedToolServer(
-        folder / "toolserver", runtime=configured.runtime, start_s=configured.start_s
+        folder / _TOOLSERVER, runtime=configured.runtime, start_s=configured.start_s
     ) as server:
         yield await server.start()
 

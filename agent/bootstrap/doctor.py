@@ -19,7 +19,7 @@ from agent.llm.model import FailureKind, LLMFailure, Message, Request
 from agent.llm.openai_model import OpenAIModel
 from agent.settings import Settings
 from agent.toolserver_client.client import ToolServerClient
-from agent.toolserver_client.errors import ClientProblem
+from agent.toolserver_client.errors import ClientProblem, NoAnswer, ToolServerAnswer
 
 _MODEL_S = 60.0
 _PROGRAM = "print(6 * 7)"
@@ -70,6 +70,24 @@ async def _server(settings: Settings, folder: Path, checks: list[Check]) -> Asyn
     except Unreachable as problem:  # an embedded one that does not start
         checks.append(Check("ToolServer", ok=False, text=problem.message, exit_code=problem.exit_code))
         yield None
+
+
+async def answering(settings: Settings) -> None:
+    """Raises Unreachable when a ToolServer was named and nothing answers there: known before a run is made."""
+    if settings.toolserver.url is None:
+        return
+    client = client_for(settings, Address(settings.toolserver.url, ""), run_id="start")
+    try:
+        await client.ready()
+    except NoAnswer as problem:
+        raise Unreachable(
+            f"no ToolServer answers at {settings.toolserver.url} ({problem.message}): start it with `toolserver serve`, "
+            "or leave --toolserver and AGENT_TOOLSERVER__URL out, so that the run starts its own"
+        ) from problem
+    except ToolServerAnswer:
+        return  # it is there; a run waits for one that is not ready yet
+    finally:
+        await client.close()
 
 
 async def _check(name: str, probe: Callable[[], Awaitable[str]]) -> Check:

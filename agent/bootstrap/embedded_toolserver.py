@@ -23,7 +23,7 @@ from typing import Self
 from agent.errors import Unreachable
 
 _POLL_S = 0.03
-_STOP_S = 15.0  # a clean end waits for running calls and removes sandboxes
+_STOP_S = 30.0  # a clean end waits for running calls, keeps the workspaces and removes sandboxes
 _KILL_S = 5.0
 _LOG_TAIL_LINES = 15
 
@@ -52,6 +52,11 @@ class EmbeddedToolServer:
         await self.close()
 
     @property
+    def kept(self) -> Path:
+        """Where it leaves the workspaces of sessions that its shutdown ended: those of an agent that was killed."""
+        return kept_in(self._folder)
+
+    @property
     def log(self) -> Path:
         return self._folder / "toolserver.log"
 
@@ -68,6 +73,7 @@ class EmbeddedToolServer:
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command, *arguments, "--ready-file", str(ready_file), "--exit-with-parent",
+                "--keep-workspaces", str(self.kept),
                 stdin=asyncio.subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True,
             )  # fmt: skip
         (self._folder / "pid").write_text(f"{self._process.pid} {_born(self._process.pid)}", "ascii")
@@ -116,6 +122,11 @@ class EmbeddedToolServer:
             if not await _ended(process, _KILL_S):
                 process.kill()
                 await _ended(process, _KILL_S)
+
+
+def kept_in(folder: Path) -> Path:
+    """The folder of kept workspaces of the server whose folder this is."""
+    return folder / "kept"
 
 
 async def _ended(process: asyncio.subprocess.Process, timeout_s: float) -> bool:

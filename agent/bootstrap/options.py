@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +13,16 @@ from agent.errors import UsageProblem
 
 if TYPE_CHECKING:
     from agent.settings import Settings
+
+_NO_MODEL = """No model is configured. Set these three, in the environment or under [llm] of a settings file:
+  AGENT_LLM__MODEL     the model's name                          (or --model)
+  AGENT_LLM__BASE_URL  any OpenAI-compatible server, with /v1    (or --base-url; falls back to OPENAI_BASE_URL)
+  AGENT_LLM__API_KEY   its key, if it wants one                  (falls back to OPENAI_API_KEY)
+To try it without a model, serve a script:  agent mock SCRIPT --port 8600
+  and then:  agent run GOAL --model mock --base-url http://127.0.0.1:8600/v1"""
+_NO_PRICE = """A budget in dollars needs prices, and nobody knows that of {names}. Set what a million tokens cost:
+  AGENT_LLM__PRICE_PROMPT_USD_PER_MTOK and AGENT_LLM__PRICE_COMPLETION_USD_PER_MTOK (0 for a model that costs nothing),
+or bound the run with --max-tokens or --max-llm-calls instead of --max-usd."""
 
 
 def read_settings(config: Path | None, flags: dict[str, Any]) -> Settings:
@@ -25,6 +39,36 @@ def read_settings(config: Path | None, flags: dict[str, Any]) -> Settings:
     if unknown:
         raise UsageProblem("Wrong settings:\n  " + "\n  ".join(unknown))
     return loaded
+
+
+def need_model(settings: Settings) -> None:
+    """Raises UsageProblem when no model is set, or when a budget in dollars can't hold because a price is unknown."""
+    from agent.llm.pricing import unpriced  # noqa: PLC0415 - `--help` needs none of it
+
+    if not settings.llm.model:
+        raise UsageProblem(_NO_MODEL)
+    if settings.budget.max_usd is not None and (names := unpriced(settings.llm)):
+        raise UsageProblem(_NO_PRICE.format(names=", ".join(names)))
+
+
+def how_to_resume(settings: Settings, flags: dict[str, Any]) -> str:
+    """The command that goes on with a run, but for the run's id: the program as it can be called here."""
+    command = settings.resume_command or f"{_program()} resume"
+    return f"{command} --runs-dir {shlex.quote(str(settings.runs_dir))}" if "runs_dir" in flags else command
+
+
+def _program() -> str:
+    """`agent` where the shell finds this very program by that name."""
+    called, found = Path(sys.argv[0]), shutil.which("agent")
+    if called.name == "__main__.py":
+        return f"{shlex.quote(_short(sys.executable))} -m agent"
+    if found is not None and Path(found).resolve() == called.resolve():
+        return "agent"
+    return shlex.quote(_short(str(called)))
+
+
+def _short(path: str) -> str:
+    return min(path, os.path.relpath(path), key=len)
 
 
 def budget_of(

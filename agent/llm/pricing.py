@@ -67,4 +67,11 @@ def price_of(model: str, settings: LLMSettings) -> Price:
     prompt = listed.prompt if prompt is None else prompt
     if cached is None:
         cached = prompt if settings.price_prompt_usd_per_mtok is not None else listed.cached
-    return Price(prompt, cached, listed.completion if completion is None else completion)
+    known = listed.known or (settings.price_prompt_usd_per_mtok is not None and completion is not None)
+    return Price(prompt, cached, listed.completion if completion is None else completion, known)
+
+
+def unpriced(settings: LLMSettings) -> list[str]:
+    """The models of these settings whose price nobody knows."""
+    names = {settings.model or "", *settings.role_models.values()} - {""}
+    return sorted(name for name in names if not price_of(name, settings).known)

@@ -1,4 +1,4 @@
-"""Times and sizes for people."""
+"""Times, sizes, counts and money for people."""
 
 from __future__ import annotations
 
@@ -25,3 +25,15 @@ def size(count: int) -> str:
             return f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} GiB"
+
+
+def count(number: int, what: str) -> str:
+    """Such as 1 tool call, 12 tool calls."""
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
+
+
+def money(usd: float, *, known: bool) -> str:
+    """Such as $0.0123; `known` false: at least one model's price is unknown, so the sum lacks something."""
+    if known:
+        return f"${usd:,.4f}"
+    return f"at least ${usd:,.4f}" if usd else "cost unknown"

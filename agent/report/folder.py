@@ -67,6 +67,7 @@ def result_of(story: Story, files: Manifest) -> dict[str, Any]:
         "tasks": [_task(story, task_id) for task_id in (node.id for node in run.plan.walk())],
         "costs": {
             "total": _cost(run.cost),
+            "usd_known": story.usd_known,
             "by_role": {role: _cost(story.cost_of_role(role)) for role in sorted(story.spending)},
         },
         "bound": asdict(run.bound),

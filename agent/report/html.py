@@ -18,7 +18,7 @@ from markupsafe import Markup
 from agent.budget import Cost
 from agent.report.artifacts import Manifest
 from agent.report.call_view import MAX_TEXT, call_view, pretty
-from agent.report.figures import duration, size
+from agent.report.figures import duration, money, size
 from agent.report.markdown import as_html
 from agent.report.pictures import Album, Picture
 from agent.report.plain_text import clipped, visible
@@ -64,7 +64,7 @@ def _environment() -> Environment:
         "clip": lambda text: clipped(str(text), MAX_TEXT),
         "pretty": pretty,
         "thousands": lambda number: f"{number:,}",
-        "usd": lambda amount: f"${amount:,.4f}",
+        "usd": lambda amount, known: money(amount, known=known),
         "size": size,
     }
     return environment

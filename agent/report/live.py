@@ -20,6 +20,7 @@ from rich.tree import Tree
 
 from agent.events import Event, EventKind
 from agent.planning.task import TaskNode, TaskState
+from agent.report.figures import count, money
 from agent.report.plain_text import one_line
 from agent.report.story import Moment, Story
 from agent.trajectory.attempt import Attempt
@@ -156,7 +157,8 @@ class Picture:
         seconds = self._story.seconds + (time.monotonic() - self._heard_at if run.state == "running" else 0.0)
         cost = run.cost
         return Text(
-            f"  {seconds:.0f} s · {cost.llm_calls} model calls · {cost.tool_calls} tool calls · {cost.tokens:,} tokens · ${cost.usd:.4f}",
+            f"  {seconds:.0f} s · {count(cost.llm_calls, 'model call')} · {count(cost.tool_calls, 'tool call')} · "
+            f"{count(cost.tokens, 'token')} · {money(cost.usd, known=self._story.usd_known)}",
             style="dim",
         )
 

@@ -79,6 +79,7 @@ class Story:
     settled_at: dict[str, float] = field(default_factory=dict)  # key of a tool call → when it was settled
     timeline: list[Moment] = field(default_factory=list)
     last_hash: str = ""
+    usd_known: bool = True  # false: a model without a known price was used
 
     def hear(self, event: Event) -> Moment:
         """Take in the next event; what it adds to the timeline is returned."""
@@ -104,6 +105,8 @@ class Story:
             turn.text, turn.wanted = str(reply.get("text") or turn.text), list(reply.get("tool_calls") or turn.wanted)
             turn.failure = str(data.get("message") or "") if event.kind is EventKind.LLM_FAILED else ""
         usage, spent = data.get("usage") or {}, self._spend(role)
+        if usage and data.get("usd", 0.0) is None:
+            self.usd_known = False
         spent.prompt_tokens += int(usage.get("prompt_tokens") or 0)
         spent.cached_tokens += int(usage.get("cached_tokens") or 0)
         spent.completion_tokens += int(usage.get("completion_tokens") or 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,19 +10,17 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from agent.budget import Cost
 from agent.report import folder
 from agent.report.artifacts import Manifest
-from agent.report.figures import size
+from agent.report.figures import count, money, size
 from agent.report.live import task_line
 from agent.report.plain_text import one_line, visible
 from agent.report.story import Story
-from agent.store.base import RunRow
 
-_STYLES = {"done": "green", "failed": "red", "stopped": "yellow", "interrupted": "yellow", "running": "cyan"}
+STYLES = {"done": "green", "failed": "red", "stopped": "yellow", "interrupted": "yellow", "running": "cyan"}
 _MAX_FILES = 12
 
 
@@ -37,13 +35,20 @@ class Check(Protocol):
     def text(self) -> str: ...
 
 
-def print_end(out: Console, progress: Console, run_folder: Path, result: dict[str, Any]) -> None:
-    """The answer on `out`; state, costs and where things are on `progress`."""
+# what the reason of a stop says of the allowance that ran out → its option
+_RAN_OUT = {
+    "model calls are used": "--max-llm-calls N", "tool calls are used": "--max-tool-calls N",
+    "tokens are used": "--max-tokens N", "are spent": "--max-usd X", "seconds are used up": "--max-seconds S",
+}  # fmt: skip
+
+
+def print_end(out: Console, progress: Console, run_folder: Path, result: dict[str, Any], again: str) -> None:
+    """The answer on `out`; state, costs and where things are on `progress`. `again` goes on with a run, but for its id."""
     state, reason = str(result["state"]), str(result["reason"])
     _print_answer(out, str(result["answer"]))
     headline = Text.assemble(
-        (state, f"bold {_STYLES.get(state, '')}"),
-        f"  {_costs(Cost(**result['costs']['total']))}, {result['seconds']:.0f} s",
+        (state, f"bold {STYLES.get(state, '')}"),
+        f"  {_costs(Cost(**result['costs']['total']), known=result['costs']['usd_known'])}, {result['seconds']:.0f} s",
     )
     progress.print(headline, soft_wrap=True)
     if reason and state != "done" and reason not in str(result["answer"]):
@@ -60,21 +65,24 @@ def print_end(out: Console, progress: Console, run_folder: Path, result: dict[st
         _print_place(progress, "files", run_folder / folder.WORKSPACE, f" ({len(made) - _MAX_FILES} more)")
     _print_place(progress, "report", run_folder / folder.REPORT)
     if state in {"stopped", "interrupted"}:
-        raised = " with a higher budget (such as --max-llm-calls N)" if result["exit_code"] == 3 else ""
-        progress.print(Text(f"To go on{raised}: agent resume {result['run_id']}"), soft_wrap=True)
+        option = option_that_ran_out(reason) if result["exit_code"] == 3 else ""
+        raised = " with a higher budget" if option else ""
+        progress.print(Text(f"To go on{raised}: {again} {result['run_id']} {option}".rstrip()), soft_wrap=True)
+
+
+def option_that_ran_out(reason: str) -> str:
+    """The option that raises the allowance which `reason` says is used up; empty when it names none."""
+    return next((option for text, option in _RAN_OUT.items() if text in reason), "")
 
 
 def print_run(console: Console, story: Story, files: Manifest) -> None:
     """What `agent show` prints."""
     run = story.run
-    console.print(
-        Text.assemble(
-            (run.run_id, "bold"), "  ", (run.state, _STYLES.get(run.state, "")), f"  {_moment(run.started_at)}"
-        )
-    )
+    state = Text(run.state, style=STYLES.get(run.state, ""))
+    console.print(Text.assemble((run.run_id, "bold"), "  ", state, f"  {moment(run.started_at)}"))
     console.print(Text(visible(run.goal)))
     if run.reason and run.state != "done":
-        console.print(Text(visible(run.reason), style=_STYLES.get(run.state, "")))
+        console.print(Text(visible(run.reason), style=STYLES.get(run.state, "")))
     for node in run.plan.walk():
         attempts = run.attempts_of(node.id)
         indent = 2 * run.plan.depth(node.id)
@@ -84,7 +92,7 @@ def print_run(console: Console, story: Story, files: Manifest) -> None:
                 calls = ", ".join(f"{call.tool} {(call.outcome or {}).get('kind', '')}".strip() for call in step.calls)
                 line = f"a{attempt.n} s{step.n}  {calls}" + (f"  {one_line(step.thought, 100)}" if step.thought else "")
                 console.print(Padding(Text(line, style="dim"), (0, 0, 0, indent + 4)))
-    console.print(Text(f"{_costs(run.cost)}, {run.seconds:.0f} s"))
+    console.print(Text(f"{_costs(run.cost, known=story.usd_known)}, {run.seconds:.0f} s"))
     for entry in files.artifacts[:_MAX_FILES]:
         console.print(
             Text(f"  {visible(entry.path)} ({size(entry.bytes)}{', ' + entry.made_by if entry.made_by else ''})")
@@ -92,14 +100,6 @@ def print_run(console: Console, story: Story, files: Manifest) -> None:
     for note in run.notes:
         console.print(Text(f"note: {visible(note)}", style="yellow"))
     _print_answer(console, run.answer)
-
-
-def runs_table(rows: Sequence[RunRow]) -> Table:
-    table = Table("run", "state", "started", "events", "goal", box=None, pad_edge=False)
-    for row in rows:
-        goal, state = one_line(row.goal, 80), Text(row.state, style=_STYLES.get(row.state, ""))
-        table.add_row(Text(row.run_id), state, _moment(row.created_at), str(row.events), Text(goal))
-    return table
 
 
 def print_checks(console: Console, checks: Iterable[Check]) -> None:
@@ -125,9 +125,10 @@ def _print_place(console: Console, what: str, place: Path, more: str = "") -> No
     console.print(Text.assemble((f"{what:>6}  ", "dim"), visible(str(place)), (visible(more), "dim")), soft_wrap=True)
 
 
-def _costs(cost: Cost) -> str:
-    return f"{cost.llm_calls} model calls, {cost.tool_calls} tool calls, {cost.tokens:,} tokens, ${cost.usd:.4f}"
+def _costs(cost: Cost, *, known: bool) -> str:
+    calls = f"{count(cost.llm_calls, 'model call')}, {count(cost.tool_calls, 'tool call')}"
+    return f"{calls}, {count(cost.tokens, 'token')}, {money(cost.usd, known=known)}"
 
 
-def _moment(at: float) -> str:
+def moment(at: float) -> str:
     return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M")

@@ -17,6 +17,7 @@ from agent.budget import Budget
 from agent.errors import ModelRefused, Unreachable
 from agent.events import Event, EventKind
 from agent.llm.model import ChatModel, FailureKind, LLMFailure, Message, Reply, Request, ToolCall, ToolSpec, Usage
+from agent.llm.pricing import price_of
 from agent.llm.structured_output import Problem, corrective_messages, parse_reply
 from agent.planning.plan import PlanRefused
 from agent.roles.context import MAX_SQUEEZE, Room
@@ -116,11 +117,15 @@ class Desk:
                 "model": reply.model,
                 "reply": _reply_json(reply),
                 "usage": asdict(reply.usage),
-                "usd": model.price_usd(reply.usage),
+                "usd": self._usd(model, reply.usage),
                 "ms": _ms(begun),
             },
         )
         return reply
+
+    def _usd(self, model: ChatModel, usage: Usage) -> float | None:
+        """None, not 0, when nobody knows the model's price."""
+        return model.price_usd(usage) or (0.0 if price_of(model.name, self._settings).known else None)
 
     def _room(self, prompt: int, request: Request) -> int:
         """Tokens of the reply: what was asked for, or what the context leaves when that is less."""
@@ -128,7 +133,7 @@ class Desk:
 
     def _journal_failure(self, place: dict[str, Any], failure: LLMFailure, begun: float, model: ChatModel) -> None:
         usage = failure.usage
-        cost = {} if usage is None else {"usage": asdict(usage), "usd": model.price_usd(usage)}
+        cost = {} if usage is None else {"usage": asdict(usage), "usd": self._usd(model, usage)}
         data = {**place, "code": str(failure.kind), "message": failure.message, "ms": _ms(begun), **cost}
         self._journal.append(EventKind.LLM_FAILED, data)
 
@@ -141,7 +146,9 @@ class Desk:
             return self._budget.out_of_time()
         if failure.kind is FailureKind.REFUSED:
             return ModelRefused(f"the model's server refused the request: {failure.message}")
-        return Unreachable(f"the model gave no reply ({failure.kind}): {failure.message}. Resume the run when it does.")
+        return Unreachable(
+            f"the model gave no reply ({failure.kind}): {failure.message}. Resume the run when the model answers again."
+        )
 
     async def ask_structured(
         self,

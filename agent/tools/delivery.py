@@ -21,7 +21,7 @@ from agent.toolserver_client.errors import ClientProblem, NoAnswer, ToolServerAn
 from agent.toolserver_client.wire import RemoteOutcome, outcome_in_detail
 
 _log = logging.getLogger(__name__)
-_CANCEL_S = 2.0
+_CANCEL_S = 4.0
 _DONE = TABLE[200, ""]
 _GONE = ("session_gone", "session_not_found")
 _UNKNOWN = Meaning(OutcomeKind.UNKNOWN, Move.TAKE, executed="possible")
@@ -90,18 +90,29 @@ class Deliverer:
         return None
 
     async def settle(self, delivery: Delivery, retries: StepRetries) -> Settled:
-        """Bring a call to its end. Never raises for the ToolServer; a cancelled call is cancelled there too, within 2 s."""
+        """Bring a call to its end. Never raises for the ToolServer. Cancelled, it leaves the call as it is: see `stop`."""
         try:
             async for attempt in retries.attempts():
                 with attempt:
                     return await self._round(delivery)
         except Transient as last:
             return _given_up(delivery, last)
-        except asyncio.CancelledError:
-            if delivery.was_sent:
-                await self._cancel_there(delivery.call_id)
-            raise
         raise AssertionError("a retrying loop ends by returning or raising")
+
+    async def stop(self, delivery: Delivery) -> Settled | None:
+        """Cancel a sent call where it runs; how it ended, None when that can't be told now. Never raises for the ToolServer."""
+        try:
+            async with asyncio.timeout(_CANCEL_S):
+                await self._client.cancel_call(delivery.call_id)
+            outcome = await self._client.get_call(delivery.call_id)
+        except (NoAnswer, TimeoutError) as problem:
+            _log.warning("the call %s could not be cancelled at the ToolServer: %s", delivery.call_id, problem)
+            return None
+        except ToolServerAnswer as refused:
+            meaning = meaning_of(refused)
+            stored = refused.detail.get("call_id") == delivery.call_id
+            return _ended(meaning, refused) if stored and meaning.move is Move.TAKE else None
+        return Settled(_DONE, known=outcome)
 
     async def _round(self, delivery: Delivery) -> Settled:
         if delivery.may_have_arrived:
@@ -253,22 +264,6 @@ class Deliverer:
                 delivery.permits.tool.failed()
             case Mark.FAILED_SERVER:
                 delivery.permits.server.failed()
-
-    async def _cancel_there(self, call_id: str) -> None:
-        """Best effort, in a task of its own: the cancellation that led here must not end it, a second one does."""
-        task = asyncio.create_task(self._cancel_quietly(call_id))
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    async def _cancel_quietly(self, call_id: str) -> None:
-        try:
-            async with asyncio.timeout(_CANCEL_S):
-                await self._client.cancel_call(call_id)
-        except (NoAnswer, ToolServerAnswer, TimeoutError) as problem:
-            _log.warning("the call %s could not be cancelled at the ToolServer: %s", call_id, problem)
 
 
 def breaker_open(closed: BreakerOpen) -> Settled:

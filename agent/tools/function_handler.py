@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agent.errors import Unreachable
+from agent.errors import JournalBroken, Unreachable
 from agent.events import EventKind
 from agent.settings import ToolServerSettings
 from agent.store.base import Journal
@@ -29,7 +29,7 @@ from agent.tools.outcome import Invocation, Outcome, OutcomeKind, ToolInfo
 from agent.tools.result_summary import Summariser
 from agent.tools.retry_policy import Sleep, StepRetries, Transient
 from agent.tools.session_keeper import SessionKeeper
-from agent.tools.settlement import Settlement
+from agent.tools.settlement import NotFetched, Settlement
 from agent.tools.workspace_store import WorkspaceStore
 from agent.tools.workspace_sync import WorkspaceSync
 from agent.toolserver_client.client import ToolServerClient
@@ -40,6 +40,7 @@ Permission = Callable[[Invocation, ToolInfo, dict[str, Any]], str | None]
 
 _log = logging.getLogger(__name__)
 _MARGIN_S = 60.0  # of a step past the deadline of its call: opening a session, retries
+_CUT_OFF_S = 6.0  # what the end of a run gives a call that is under way
 _AGAIN = "/again"  # the key of the one repetition of a call whose outcome is unknown
 
 
@@ -54,7 +55,8 @@ class _Refusal:
 class FunctionHandler:
     """Implements agent.tools.outcome.Tools. One per run; owns `client` and closes it.
 
-    `session` are fields of `POST /v1/sessions` for the run's sessions, such as egress or limits.
+    `session` are fields of `POST /v1/sessions` for the run's sessions, such as egress or limits. `kept` are ended
+    sessions whose last files `workspace_store` has already.
     """
 
     def __init__(  # noqa: PLR0917 - the six that every run has; they differ in kind
@@ -69,6 +71,7 @@ class FunctionHandler:
         summarise: Summariser | None = None,
         permission: Permission | None = None,
         session: Mapping[str, Any] | None = None,
+        kept: frozenset[str] = frozenset(),
         clock: Callable[[], float] = time.monotonic,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
@@ -86,7 +89,10 @@ class FunctionHandler:
         )
         continuation = Continuation(client, settings, clock=clock, sleep=sleep)
         self._deliverer = Deliverer(client, settings, self._keeper, self._breakers, continuation)
-        self._settlement = Settlement(client.url, self._keeper, sync, settings.max_observation_chars, summarise)
+        self._settlement = Settlement(
+            client.url, self._keeper, sync, settings.max_observation_chars, summarise, self._note, kept
+        )
+        self._left_open = False
 
     async def catalog(self) -> tuple[ToolInfo, ...]:
         """The live tool list, tools withheld by an open breaker left out. Raises Unreachable when it was never seen."""
@@ -113,6 +119,10 @@ class FunctionHandler:
             outcome = await self._resume(invocation, intent.data)
         else:
             outcome = await self._fresh(invocation)
+        self._settle(invocation, outcome, started)
+        return outcome
+
+    def _settle(self, invocation: Invocation, outcome: Outcome, started: float) -> None:
         self._journal.append(
             EventKind.TOOL_SETTLED,
             {
@@ -124,10 +134,14 @@ class FunctionHandler:
                 "ms": round((self._clock() - started) * 1000),
             },
         )
-        return outcome
 
     async def close(self) -> None:
-        """End the session and the connections. Never raises: what can't be done is one warning."""
+        """End the session and the connections. Never raises: what can't be done is one warning.
+
+        The session of a call that stays open is left as it is: whoever resumes the run looks for the call's files there.
+        """
+        if self._left_open:
+            self._keeper.leave()
         await self._keeper.close()
         await self._client.close()
 
@@ -179,7 +193,47 @@ class FunctionHandler:
     async def _deliver(
         self, invocation: Invocation, delivery: Delivery, effect: str, retries: StepRetries, *, repeatable: bool = True
     ) -> Outcome:
-        """Bring an intended call to its outcome; one of unknown end is repeated once, if its effect allows that."""
+        """Bring an intended call to its outcome. Cancelled, it first settles the call if the ToolServer helps in time."""
+        started = self._clock()
+        try:
+            return await self._bring(invocation, delivery, effect, retries, repeatable=repeatable)
+        except BaseException as end:
+            settled = False
+            if isinstance(end, asyncio.CancelledError) and delivery.was_sent:
+                settled = await self._settle_interrupted(invocation, delivery, started)
+            self._left_open |= delivery.was_sent and not settled
+            raise
+
+    async def _settle_interrupted(self, invocation: Invocation, delivery: Delivery, started: float) -> bool:
+        """Whether the call is settled. In a task of its own: the cancellation that led here must not end it, a second one does."""
+        task = asyncio.create_task(self._cut_off(invocation, delivery, started), name=f"cut off {delivery.call_id}")
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            return False
+
+    async def _cut_off(self, invocation: Invocation, delivery: Delivery, started: float) -> bool:
+        """Stop the call where it runs and fetch its files while its session lives; False leaves it for the next process."""
+        try:
+            async with asyncio.timeout(_CUT_OFF_S):
+                settled = await self._deliverer.stop(delivery)
+                if settled is None:
+                    return False
+                outcome = await self._settlement.outcome(
+                    invocation, delivery.call_id, settled, session_id=delivery.session_id, interrupted=True
+                )
+            self._settle(invocation, outcome, started)
+        except (TimeoutError, NotFetched, JournalBroken) as problem:
+            _log.warning("the call %s stays open: %s", delivery.call_id, str(problem) or "there was no time left")
+            return False
+        return True
+
+    async def _bring(
+        self, invocation: Invocation, delivery: Delivery, effect: str, retries: StepRetries, *, repeatable: bool
+    ) -> Outcome:
+        """One of unknown end is repeated once, if its effect allows that."""
         settled = await self._deliverer.settle(delivery, retries)
         if settled.meaning.kind is OutcomeKind.UNKNOWN and effect != "once" and repeatable:
             delivery.call_id = call_id_of(self._run_id, invocation.key, 1)
@@ -190,7 +244,7 @@ class FunctionHandler:
         names: tuple[str, ...] = ()
         if settled.meaning.kind is OutcomeKind.UNKNOWN_TOOL:
             names = await self._names_anew()
-        return await self._end(invocation, delivery.call_id, settled, names=names, session_lost=delivery.session_lost)
+        return await self._end(invocation, delivery.call_id, settled, names=names, delivery=delivery)
 
     async def _end(
         self,
@@ -199,14 +253,17 @@ class FunctionHandler:
         settled: Settled,
         *,
         names: tuple[str, ...] = (),
-        session_lost: bool = False,
+        delivery: Delivery | None = None,
     ) -> Outcome:
         """A refused key, or another session than before, are signs of another server: its tools may differ."""
         session_id = self._keeper.session_id
         if settled.code == "unauthorized" or self._seen_session not in (None, session_id):
             self._catalog.outdated()
         self._seen_session = session_id or self._seen_session
-        return await self._settlement.outcome(invocation, call_id, settled, names=names, session_lost=session_lost)
+        sent_to, lost = (delivery.session_id, delivery.session_lost) if delivery is not None else ("", False)
+        return await self._settlement.outcome(
+            invocation, call_id, settled, names=names, session_id=sent_to, session_lost=lost
+        )
 
     async def _check(self, invocation: Invocation, retries: StepRetries) -> tuple[ToolInfo, dict[str, Any]] | _Refusal:
         """Name, arguments, permission: all that can be known without sending the call."""

@@ -66,6 +66,10 @@ class SessionKeeper:
         known, self._told[task_id] = self._told.get(task_id, 1), max(self._openings, 1)
         return self._notice if known < self._openings else ""
 
+    def leave(self) -> None:
+        """Let go of the session without ending it: a call of it is open, and the next process looks for its files there."""
+        self._session_id = None
+
     async def close(self) -> None:
         """End the session. One warning when that can't be done; the ToolServer then ends it by itself when it is idle."""
         session_id, self._session_id = self._session_id, None

@@ -10,7 +10,7 @@ from agent.tools.delivery import Settled
 from agent.tools.outcome import Invocation, Outcome, OutcomeKind
 from agent.tools.result_summary import Picture, Report, Summariser, observation, picture_name, pictures_in
 from agent.tools.session_keeper import SessionKeeper
-from agent.tools.workspace_sync import WorkspaceSync
+from agent.tools.workspace_sync import Note, WorkspaceSync
 from agent.toolserver_client.wire import RemoteOutcome
 
 _MAX_NAMES = 60
@@ -20,13 +20,30 @@ _ABRUPT = frozenset(
     {"tool_crashed", "oom_killed", "disk_full", "deadline_exceeded", "still_running", "cancelled", "outcome_unknown"}
 )
 _KEY_SETTING = "AGENT_TOOLSERVER__API_KEY"
+_CUT_OFF = "The run was interrupted while it ran. The files that it had changed by then are kept."
+_AFTER_CUT = (
+    "If the session ended with the run, Python variables, open shells and background commands are gone. "
+    "See how far it came before doing it again."
+)
+
+
+class NotFetched(Exception):  # noqa: N818 - a state of the files
+    """Files of a call could not be fetched. The message says why."""
 
 
 class Settlement:
-    def __init__(
-        self, url: str, keeper: SessionKeeper, sync: WorkspaceSync, max_chars: int, summarise: Summariser | None
+    def __init__(  # noqa: PLR0917 - made in one place
+        self,
+        url: str,
+        keeper: SessionKeeper,
+        sync: WorkspaceSync,
+        max_chars: int,
+        summarise: Summariser | None,
+        note: Note,
+        kept: frozenset[str] = frozenset(),
     ) -> None:
-        self._url, self._keeper, self._sync = url, keeper, sync
+        """`kept`: sessions that are gone, but whose files are in the run's store as they were at the end."""
+        self._url, self._keeper, self._sync, self._note, self._kept = url, keeper, sync, note, kept
         self._max_chars, self._summarise = max_chars, summarise
 
     async def outcome(
@@ -36,25 +53,39 @@ class Settlement:
         settled: Settled,
         *,
         names: tuple[str, ...] = (),
+        session_id: str = "",
         session_lost: bool = False,
+        interrupted: bool = False,
     ) -> Outcome:
-        """The outcome, with the run's folder brought up to date. Raises what the summariser raises."""
+        """The outcome, with the run's folder brought up to date. Raises what the summariser raises.
+
+        `session_id` is the session that the call was sent to, `session_lost` says that it is gone. `interrupted`: the run
+        ends now, so no model is asked. Raises NotFetched then while the call's files are not all here.
+        """
         known, kind = settled.known, settled.meaning.kind
         pictures: list[Picture] = []
-        problem = ""
+        problem, lost = "", session_lost
         if settled.meaning.executed != "none":
-            session_id = None if session_lost else await self._keeper.existing()
-            problem = await self._fetch(settled, session_id)
-            if session_id is None:  # what is gone with its session must not pass for a file that was written
+            alive = None if session_lost else await self._keeper.existing()
+            if alive is not None and session_id in (alive, ""):
+                problem, lost = await self._fetch(settled, alive), False
+            else:
+                lost = session_id not in self._kept
+            if interrupted and (lost or problem):
+                raise NotFetched(problem or "its session is gone")
+            if lost:
+                problem = self._tell_loss(invocation, settled)
+            if lost:  # what is gone with its session must not pass for a file that was written
                 known = known.model_copy(update={"workspace_changed": [], "artifacts": []})
-            pictures = await self._keep_pictures(known, call_id, session_id)
+            pictures = await self._keep_pictures(known, call_id, self._keeper.session_id)
             known = _with_pictures(known, pictures)
         notices = (self._keeper.notice(invocation.task_id), f"[{problem}]" if problem else "")
+        cut_off = interrupted and kind is OutcomeKind.CANCELLED
         report = Report(
             kind,
             settled.code,
-            self._message(invocation, settled, names),
-            self.advice_for(settled, session_lost=session_lost),
+            _CUT_OFF if cut_off else self._message(invocation, settled, names),
+            _AFTER_CUT if cut_off else self.advice_for(settled, session_lost=lost),
             known,
             settled.detail,
             tuple(notice for notice in notices if notice),
@@ -65,7 +96,7 @@ class Settlement:
             tool=invocation.tool,
             call_id=call_id,
             code=settled.code,
-            observation=await observation(report, self._max_chars, self._summarise),
+            observation=await observation(report, self._max_chars, None if interrupted else self._summarise),
             executed=settled.meaning.executed,
             content=_bounded(known.content),
             structured=known.structured,
@@ -103,17 +134,26 @@ class Settlement:
         shown = ", ".join(sorted(names)[:_MAX_NAMES]) or "none"
         return f"{invocation.tool[:80]!r} is not the name of a tool.{guess} The tools are: {shown}."
 
-    async def _fetch(self, settled: Settled, session_id: str | None) -> str:
+    def _tell_loss(self, invocation: Invocation, settled: Settled) -> str:
+        """What the model must know of a call whose files are gone with its session; the report is told as well."""
+        changed = ", ".join(settled.known.workspace_changed or [])[:500]
+        call = f"the call of {invocation.tool} at {invocation.key}"
+        if not changed:
+            if settled.meaning.kind is OutcomeKind.UNKNOWN:
+                self._note(
+                    f"The session of {call} is gone. What that call did to files is lost, and how it ended unknown."
+                )
+            return ""
+        self._note(f"The session of {call} ended before the files that it changed could be fetched: {changed}.")
+        return (
+            f"The session ended before the files that this call changed could be fetched: {changed}. "
+            "They are lost: make them again if they are needed."
+        )
+
+    async def _fetch(self, settled: Settled, session_id: str) -> str:
         """Bring the run's folder up to date; what the model must know if that is not possible."""
         known = settled.known
         changed = list(known.workspace_changed or [])
-        if session_id is None:
-            return (
-                f"The session ended before the files that this call changed could be fetched: {', '.join(changed)[:500]}. "
-                "They are lost: make them again if they are needed."
-                if changed
-                else ""
-            )
         abrupt = settled.meaning.kind is OutcomeKind.UNKNOWN or (settled.code in _ABRUPT and not changed)
         paths = changed + [
             str(artifact["path"]) for artifact in known.artifacts if isinstance(artifact.get("path"), str)

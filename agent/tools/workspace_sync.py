@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import IO
 
 from agent.tools.text import size
+from agent.tools.workspace_archive import no_file, unpack
 from agent.tools.workspace_store import NotKept, WorkspaceStore, safe_parts
 from agent.toolserver_client.client import ToolServerClient
 from agent.toolserver_client.errors import ClientProblem, ToolServerAnswer
@@ -140,12 +141,7 @@ class WorkspaceSync:
             if refused.code == "file_not_found":
                 self._store.delete(path)
             else:
-                self._no_file(path)
-
-    def _no_file(self, path: str) -> None:
-        """A folder, link or device: only regular files are kept, but one that had the name before is gone."""
-        if path in self._store.files():
-            self._store.delete(path)
+                no_file(self._store, path)
 
     def _leave_out(self, path: str, why: str) -> None:
         """An older copy must not pass for the file."""
@@ -168,36 +164,12 @@ class WorkspaceSync:
 
     def _unpack(self, archive: IO[bytes], wanted: frozenset[str] | None) -> None:
         """`wanted` None: all, and what the archive does not have is deleted."""
-        present: set[str] = set()
         try:
-            with tarfile.open(fileobj=archive, mode="r:") as tar:
-                for member in tar:
-                    path = member.name.removeprefix("./").rstrip("/")
-                    if wanted is not None and path not in wanted:
-                        continue
-                    present.add(path)
-                    content = tar.extractfile(member) if member.isreg() else None
-                    if content is not None:
-                        self._keep(path, content, member.size)
-                    else:
-                        self._no_file(path)
+            unpack(archive, self._store, self._leave_out, wanted)
         except (tarfile.TarError, EOFError) as problem:
             self._notes.append(
                 f"The archive of the workspace can't be read ({problem}); the run's folder may be behind."
             )
-            return
-        for path in (set(self._store.files()) if wanted is None else set(wanted)) - present:
-            self._store.delete(path)
-
-    def _keep(self, path: str, content: IO[bytes], count: int) -> None:
-        try:
-            with self._store.writer(path) as target:
-                target.expect(count)
-                while chunk := content.read(_CHUNK):
-                    target.write(chunk)
-                target.commit()
-        except NotKept as problem:
-            self._leave_out(path, str(problem))
 
     async def _put_archive(self, session_id: str, paths: list[str]) -> None:
         with tempfile.TemporaryFile() as archive:

@@ -1,6 +1,7 @@
 """The demo: a real goal on a real data file, from plan to report, in real sandboxes.
 
     python examples/weather/demo.py [--runtime docker|bubblewrap] [options of `agent run`]
+    python examples/weather/demo.py --resume RUN [options of `agent resume`]
 
 With AGENT_LLM__MODEL set that model does the work, else a scripted one, which is a real HTTP server on loopback. Sandboxes
 are Docker containers when an engine answers and the images are built, else bubblewrap's.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -31,29 +33,41 @@ def main() -> int:
     parser.add_argument(
         "--runtime", choices=("auto", "docker", "bubblewrap"), help="sandboxes; chosen by itself without it"
     )
+    parser.add_argument("--resume", metavar="RUN", help="go on with a run of the demo that did not end")
+    parser.add_argument("--runs-dir", metavar="DIR", help="where runs are kept; ./runs without it")
     options, more = parser.parse_known_args()
     if os.environ.get("AGENT_LLM__MODEL"):
         print(f"Model: {os.environ['AGENT_LLM__MODEL']}", file=sys.stderr)
-        return work(options.runtime, more, {})
+        return work(options, more, {})
     with scripted_model() as base_url:
         print(f"Model: scripted, at {base_url}. Set AGENT_LLM__MODEL to use a real one.", file=sys.stderr)
-        return work(options.runtime, more, {"AGENT_LLM__MODEL": "scripted-weather", "AGENT_LLM__BASE_URL": base_url})
+        return work(options, more, {"AGENT_LLM__MODEL": "scripted-weather", "AGENT_LLM__BASE_URL": base_url})
 
 
-def work(runtime: str | None, more: list[str], settings: dict[str, str]) -> int:
+def work(options: argparse.Namespace, more: list[str], settings: dict[str, str]) -> int:
     """Run the agent with its output shown; its exit code."""
     goal = (HERE / "goal.txt").read_text("utf-8").strip()
-    command = [*AGENT, "run", goal, "--file", str(DATA), *more]
+    command = [*AGENT, *(("resume", options.resume) if options.resume else ("run", goal, "--file", str(DATA))), *more]
+    if options.runs_dir:
+        command += ["--runs-dir", options.runs_dir]
     if not (os.environ.get("AGENT_TOOLSERVER__URL") or "--toolserver" in more):
-        chosen = runtime or os.environ.get("AGENT_TOOLSERVER__RUNTIME") or best_runtime()
+        chosen = options.runtime or os.environ.get("AGENT_TOOLSERVER__RUNTIME") or best_runtime()
         print(f"Sandboxes: {chosen}", file=sys.stderr)
         command += ["--runtime", chosen]
+    # the scripted model ends with us, so that `agent resume` alone would find none
+    settings["AGENT_RESUME_COMMAND"] = how_to_resume(options.runtime)
     with subprocess.Popen(command, env={**os.environ, **settings}) as process:
         while True:
             try:
                 return process.wait()
             except KeyboardInterrupt:  # the agent got it too and ends in order
                 continue
+
+
+def how_to_resume(runtime: str | None) -> str:
+    """The command that goes on with a run, but for the run's id; as short as the working folder allows."""
+    program, script = (min(path, os.path.relpath(path), key=len) for path in (sys.executable, str(HERE / "demo.py")))
+    return shlex.join([program, script, *(["--runtime", runtime] if runtime else []), "--resume"])
 
 
 def best_runtime() -> str:

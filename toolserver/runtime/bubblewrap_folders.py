@@ -107,8 +107,8 @@ class SessionFolders:
         (self._processes / sandbox_id).unlink(missing_ok=True)
 
     def end_left_over(self, keep_sessions: frozenset[str], running: frozenset[str]) -> int:
-        """Kill the sandboxes noted by an earlier server that belong to no session kept; how many were there."""
-        ended = 0
+        """Kill the sandboxes of an earlier server that belong to no session kept; how many were there."""
+        ended = sum(process.kill() for process in self._starting(keep_sessions))
         for note in list(self._processes.iterdir()) if self._processes.is_dir() else ():
             lines = note.read_text().splitlines()
             process = HostProcess.load(lines[0]) if lines else None
@@ -117,6 +117,28 @@ class SessionFolders:
             ended += process is not None and process.kill()
             note.unlink(missing_ok=True)
         return ended
+
+    def _starting(self, keep_sessions: frozenset[str]) -> list[HostProcess]:
+        """Sandboxes of a server that was killed before it noted them, first processes first.
+
+        Such a first process can wait for ever for a bwrap that has died. Both still name the session's folder.
+        """
+        prefix = os.fsencode(self._sessions) + b"/"
+        found: list[HostProcess | None] = []
+        for entry in Path("/proc").iterdir():
+            try:
+                line = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+                names = {
+                    os.fsdecode(part.removeprefix(prefix).split(b"/")[0]) for part in line if part.startswith(prefix)
+                }
+                if not names or names & keep_sessions or Path(os.fsdecode(line[0])).name != "bwrap":
+                    continue
+                children = (entry / "task" / entry.name / "children").read_text().split()
+            except OSError:
+                continue  # it ended meanwhile, or is not ours
+            found += [HostProcess.running(int(child)) for child in children]
+            found.append(HostProcess.running(int(entry.name)))
+        return [process for process in dict.fromkeys(found) if process is not None]
 
 
 def _maps(uid: int) -> bool:

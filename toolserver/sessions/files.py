@@ -6,7 +6,7 @@ Raises of all: ToolServerError (file_not_found, too_large, invalid_arguments), R
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -80,7 +80,7 @@ class Download:
     def size(self) -> int:
         return self.handle.size
 
-    async def stream(self, start: int, length: int | None) -> AsyncIterator[bytes]:
+    async def stream(self, start: int, length: int | None) -> AsyncGenerator[bytes, None]:
         """`length` bytes from `start`, all up to the end for None; closes the handle. A break raises: the answer ends unfinished."""
         with self.session.in_use():
             offset, left = start, length
