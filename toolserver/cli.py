@@ -17,6 +17,7 @@ import typer
 if TYPE_CHECKING:
     from toolserver.settings import Settings
     from toolserver.store.database import Database
+    from toolserver.store.keys import Key
 
 T = TypeVar("T")
 USAGE, UNREACHABLE, INTERRUPTED = 2, 5, 130
@@ -170,7 +171,14 @@ def keys_create(
         _fail("a name has 1 to 128 characters, a tenant 1 to 64")
     text = keys.new_text()
     key = _with_database(config, state_dir, lambda d: d.run(lambda c: keys.create(c, text, name, tenant, scope)))
-    _show(as_json, {**key.as_json(), "key": text}, lambda: [text])
+    _show(as_json, {**_key_json(key), "key": text}, lambda: [text])
+
+
+def _key_json(key: Key) -> dict[str, Any]:
+    from toolserver.sessions.session import iso_time
+
+    revoked_at = None if key.revoked_at is None else iso_time(key.revoked_at)
+    return {**key.as_json(), "created_at": iso_time(key.created_at), "revoked_at": revoked_at}
 
 
 @keys_app.command("list")
@@ -185,7 +193,7 @@ def keys_list(config: ConfigOption = None, state_dir: StateOption = None, as_jso
     found = _with_database(config, state_dir, lambda d: d.run(keys.listing, writes=False)) if place.exists() else []
     rows = [["ID", "NAME", "TENANT", "SCOPE", "STATE"]]
     rows += [[k.key_id, k.name, k.tenant, k.scope, "revoked" if k.revoked_at is not None else "valid"] for k in found]
-    _show(as_json, {"keys": [key.as_json() for key in found]}, lambda: _table(rows))
+    _show(as_json, {"keys": [_key_json(key) for key in found]}, lambda: _table(rows))
 
 
 @keys_app.command("revoke")

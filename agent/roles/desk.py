@@ -146,8 +146,9 @@ class Desk:
             return self._budget.out_of_time()
         if failure.kind is FailureKind.REFUSED:
             return ModelRefused(f"the model's server refused the request: {failure.message}")
+        why = failure.message.rstrip(".")
         return Unreachable(
-            f"the model gave no reply ({failure.kind}): {failure.message}. Resume the run when the model answers again."
+            f"the model gave no reply ({failure.kind}): {why}. Resume the run when the model answers again."
         )
 
     async def ask_structured(

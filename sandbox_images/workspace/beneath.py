@@ -85,7 +85,7 @@ def explain(problem: OSError, path: str) -> ProtocolError:
         return refused("disk_full", f"The disk is full: {shown} was not written. Delete files, then try again.")
     if problem.errno in (errno.ENXIO, errno.ENODEV):
         return refused("not_regular", f"{shown} is not a regular file.")
-    return refused("invalid_path", f"{shown} can't be used: {problem.strerror}.")
+    return refused("invalid_path", f"{shown} can't be used: {(problem.strerror or str(problem)).rstrip('.')}.")
 
 
 class Workspace:

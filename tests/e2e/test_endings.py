@@ -129,7 +129,8 @@ def test_a_model_server_that_refuses_is_5_and_names_what_to_change(remote: Agent
 def test_a_toolserver_that_is_down_is_5(agent: AgentFolder) -> None:
     done = agent.command("run", GOAL, "--toolserver", NOWHERE, AGENT_TOOLSERVER__MAX_ATTEMPTS="2")
     assert done.returncode == 5, done.stderr
-    assert NOWHERE in agent.result()["reason"]
+    assert NOWHERE in done.stderr
+    assert not (agent.path / "runs").exists()
 
 
 def test_a_toolserver_that_dies_under_a_run_leaves_result_and_report(agent: AgentFolder, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import secrets
-import shutil
 import subprocess
 import sys
 import time
@@ -107,8 +106,6 @@ Start = Callable[..., Process]
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    if shutil.which("bwrap") is None:
-        pytest.skip("bubblewrap is not installed")
     server = ServerProcess("bubblewrap", tmp_path_factory.mktemp("server")).start()
     yield server
     server.end()

@@ -9,6 +9,8 @@ import sqlite3
 import subprocess
 import sys
 import time
+from datetime import datetime, timedelta
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -157,8 +159,75 @@ def test_report_is_made_again_with_the_same_bytes(runs: Path, tmp_path: Path) ->
     assert Path(done.stdout.strip()) == runs / "runs" / "r-1" / "report.html"
 
 
-def test_resuming_a_run_that_is_done_gives_its_result_again(runs: Path) -> None:
-    done = agent("resume", "r-1", cwd=runs, AGENT_LLM__MODEL="m")
+def test_a_report_goes_only_into_a_folder_that_is_there(runs: Path, tmp_path: Path) -> None:
+    done = agent("report", "r-1", "--out", str(tmp_path / "none" / "x.html"), cwd=runs)
+    assert done.returncode == 2
+    assert "there is no folder" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["run", "resume"])
+def test_a_budget_in_dollars_needs_known_prices(command: str, runs: Path, tmp_path: Path) -> None:
+    if command == "resume":
+        interrupted(tmp_path)
+    arguments = (command, "r-2", "--max-usd", "1", "--model", "nobody-knows", "--toolserver", "http://127.0.0.1:9")
+    done = agent(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    for name in ("nobody-knows", "AGENT_LLM__PRICE_PROMPT_USD_PER_MTOK", "AGENT_LLM__PRICE_COMPLETION_USD_PER_MTOK"):
+        assert name in done.stderr
+    prices = {"AGENT_LLM__PRICE_PROMPT_USD_PER_MTOK": "0", "AGENT_LLM__PRICE_COMPLETION_USD_PER_MTOK": "2"}
+    assert "needs prices" not in agent(*arguments, cwd=tmp_path, **prices).stderr
+
+
+def interrupted(folder: Path) -> None:
+    """A run r-2 whose process was killed."""
+    store = SqlStore(f"sqlite:///{folder / 'runs' / 'agent.db'}")
+    journal = store.create(
+        "r-2", "Look at the data and at a great many other things that do not fit into one line of a terminal"
+    )
+    for event in full_run()[:12]:
+        journal.append(event.kind, event.data)
+    journal.close()
+    store.close()
+
+
+def test_a_toolserver_that_is_not_there_is_found_out_before_a_run_is_made(tmp_path: Path) -> None:
+    done = agent("run", "g", "--toolserver", "http://127.0.0.1:9", cwd=tmp_path, AGENT_LLM__MODEL="m")
+    assert done.returncode == 5
+    assert "no ToolServer answers at http://127.0.0.1:9" in done.stderr
+    assert "toolserver serve" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_killed_run_is_interrupted_wherever_it_is_shown(tmp_path: Path) -> None:
+    interrupted(tmp_path)
+    assert json.loads(agent("list", "--json", cwd=tmp_path).stdout)[0]["state"] == "interrupted"
+    assert json.loads(agent("show", "r-2", "--json", cwd=tmp_path).stdout)["state"] == "interrupted"
+    assert "interrupted" in agent("show", "r-2", cwd=tmp_path).stdout.splitlines()[0]
+
+
+def test_list_has_one_line_a_run_with_duration_and_cost(tmp_path: Path) -> None:
+    interrupted(tmp_path)
+    head, line = agent("list", cwd=tmp_path, COLUMNS="80").stdout.splitlines()
+    assert len(line) <= 80
+    assert line.rstrip().endswith("…")
+    for word in ("took", "cost", "goal"):
+        assert word in head
+    (row,) = json.loads(agent("list", "--json", cwd=tmp_path).stdout)
+    for name in ("created_at", "updated_at"):
+        assert datetime.fromisoformat(row[name]).utcoffset() == timedelta(0)
+    assert row["seconds"] >= 0
+    assert {"usd", "usd_known", "llm_calls", "tool_calls"} <= set(row["cost"])
+
+
+def test_both_the_option_and_the_command_print_the_version(tmp_path: Path) -> None:
+    told = {agent(word, cwd=tmp_path).stdout.strip() for word in ("--version", "version")}
+    assert told == {version("toolcrib")}
+    assert "completion" not in agent("--help", cwd=tmp_path).stdout
+
+
+def test_resuming_a_run_that_is_done_gives_its_result_again_without_a_model(runs: Path) -> None:
+    done = agent("resume", "r-1", cwd=runs)
     assert (done.returncode, done.stdout) == (0, "It is **fine**.\n")
     assert "done already" in done.stderr
     assert (runs / "runs" / "r-1" / "result.json").exists()

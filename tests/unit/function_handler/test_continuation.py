@@ -129,7 +129,7 @@ async def test_a_deadline_that_has_passed_ends_the_following(server: FakeToolSer
     assert len(server.sent("GET", CALLS)) < 5
 
 
-async def test_ctrl_c_cancels_the_call_where_it_runs_and_keeps_the_intent(agent: Agent, server: FakeToolServer) -> None:
+async def test_ctrl_c_cancels_the_call_where_it_runs_and_settles_it(agent: Agent, server: FakeToolServer) -> None:
     task = asyncio.create_task(agent.call(arguments={"seconds": 60}))
     await until(lambda: server.calls)
     task.cancel()
@@ -139,11 +139,75 @@ async def test_ctrl_c_cancels_the_call_where_it_runs_and_keeps_the_intent(agent:
     assert time.monotonic() - started < 3
     call = next(iter(server.calls.values()))
     assert call.done.is_set()
-    assert agent.kinds()[-1] is EventKind.TOOL_INTENDED
-    later = agent.again()
-    outcome = await later.call()
+    assert agent.kinds()[-1] is EventKind.TOOL_SETTLED
+    await agent.handler.close()
+    asked = len(server.requests)
+    outcome = await agent.again().call()
     assert (outcome.kind, outcome.executed) == (OutcomeKind.CANCELLED, "possible")
+    assert "interrupted while it ran" in outcome.observation
+    assert len(server.requests) == asked, "it is answered from the journal"
     assert server.effects == []
+
+
+def half_done(server: FakeToolServer) -> None:
+    """The tool `note` writes a file, then goes on for long."""
+
+    async def work(session_id: str, _arguments: dict[str, object]) -> tuple[int, dict[str, object]]:
+        server.sessions[session_id]["half.txt"] = b"half"
+        await asyncio.sleep(60)
+        return 200, {}
+
+    server.behaviours["note"] = work
+
+
+async def test_what_an_interrupted_call_had_written_is_fetched_before_its_session_ends(
+    agent: Agent, server: FakeToolServer
+) -> None:
+    half_done(server)
+    task = asyncio.create_task(agent.call())
+    await until(lambda: server.effects)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await agent.handler.close()
+    assert server.sessions == {}
+    later = agent.again()
+    assert later.store.files() == {"half.txt": 4}
+    assert (await later.call()).kind is OutcomeKind.CANCELLED
+    following = await later.call(key="t1/a1/actor/s2/c0", tool="peek")
+    assert "Python variables, open shells" in following.observation
+    assert server.sessions["s-2"] == {"half.txt": b"half"}
+
+
+async def test_a_call_that_ended_just_before_the_interrupt_keeps_its_own_end(
+    agent: Agent, server: FakeToolServer
+) -> None:
+    server.fault("POST", "/tools/note", "hang_after")
+    task = asyncio.create_task(agent.call())
+    await until(lambda: server.effects)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (await agent.again().call()).kind is OutcomeKind.DONE
+    assert len(server.effects) == 1
+
+
+async def test_a_call_whose_files_cannot_be_fetched_stays_open_and_keeps_its_session(
+    agent: Agent, server: FakeToolServer
+) -> None:
+    half_done(server)
+    task = asyncio.create_task(agent.call())
+    await until(lambda: server.effects)
+    server.fault("GET", "/archive", "drop_before")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await agent.handler.close()
+    assert EventKind.TOOL_SETTLED not in agent.kinds()
+    assert list(server.sessions) == ["s-1"], "the next process finds the files there"
+    later = agent.again()
+    assert (await later.call()).kind is OutcomeKind.CANCELLED
+    assert later.store.files() == {"half.txt": 4}
 
 
 async def test_ctrl_c_is_not_held_up_by_a_server_that_does_not_answer(agent: Agent, server: FakeToolServer) -> None:

@@ -301,6 +301,27 @@ async def test_files_lost_with_their_session_are_named(agent: Agent, server: Fak
     outcome = await agent.again().call()
     assert outcome.kind is OutcomeKind.DONE
     assert "ended before the files that this call changed could be fetched: a.txt" in outcome.observation
+    assert outcome.workspace_changed == []
+    assert "the call of note at t1/a1/actor/s1/c0" in agent.notes(), "the report must show it too"
+
+
+async def test_files_of_a_session_that_was_kept_count_as_fetched(agent: Agent, server: FakeToolServer) -> None:
+    writes(server, "a.txt", b"1")
+    agent.handler._settlement._sync.pull = broken  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError):
+        await agent.call()
+    server.end_session("s-1", "shutdown")
+    with agent.store.writer("a.txt") as target:
+        target.write(b"1")
+        target.commit()
+    later = agent.again(options={"kept": frozenset({"s-1"})})
+    outcome = await later.call()
+    assert (outcome.kind, outcome.workspace_changed) == (OutcomeKind.DONE, ["a.txt"])
+    assert "lost" not in outcome.observation
+    assert later.notes() == ""
+    following = await later.call("peek", key="t1/a1/actor/s2/c0")
+    assert "Python variables, open shells and background commands are lost" in following.observation
+    assert server.sessions["s-2"] == {"a.txt": b"1"}
 
 
 async def test_another_session_means_that_the_tool_list_is_fetched_again(agent: Agent, server: FakeToolServer) -> None:

@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from toolserver.runtime.bubblewrap_runtime import find_bwrap
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 WORKER = REPOSITORY / "sandbox_images" / "workspace" / "worker.py"
 PATIENCE_S = 40.0
@@ -22,7 +24,7 @@ PATIENCE_S = 40.0
 def sandboxed(workspace: Path) -> list[str]:
     """A command line that runs what follows as PID 1 of namespaces of its own, with nothing of the host writable."""
     return [
-        *("bwrap", "--unshare-all", "--as-pid-1", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
+        *(find_bwrap(), "--unshare-all", "--as-pid-1", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
         *("--uid", "10001", "--gid", "10001", "--ro-bind", "/", "/", *_mounts(workspace)),
     ]
 
@@ -34,10 +36,10 @@ def with_few_processes(workspace: Path, pids: int) -> list[str]:
     if os.geteuid() != 0:
         return [*sandboxed(workspace), "prlimit", f"--nproc={pids}", "--"]
     uid = str(1_970_000 + os.getpid() % 10_000)
-    python = _python_for_all()
+    needed = [part for name in ("SETUID", "SETGID", "SETPCAP") for part in ("--cap-add", f"CAP_{name}")]
     return [
         *(
-            "bwrap",
+            find_bwrap(),
             "--unshare-pid",
             "--unshare-ipc",
             "--unshare-net",
@@ -45,38 +47,33 @@ def with_few_processes(workspace: Path, pids: int) -> list[str]:
             "--as-pid-1",
             "--die-with-parent",
         ),
-        *(
-            "--cap-drop",
-            "ALL",
-            "--cap-add",
-            "CAP_SETUID",
-            "--cap-add",
-            "CAP_SETGID",
-            "--cap-add",
-            "CAP_SETPCAP",
-            "--ro-bind",
-            "/",
-            "/",
-        ),
-        *(*python, *_mounts(workspace), "setpriv", "--reuid", uid, "--regid", uid, "--clear-groups", "--inh-caps=-all"),
+        *("--cap-drop", "ALL", *needed, "--ro-bind", "/", "/", *_mounts(workspace)),
+        *("setpriv", "--reuid", uid, "--regid", uid, "--clear-groups", "--inh-caps=-all"),
         *("--bounding-set=-all", "--no-new-privs", "--", "prlimit", f"--nproc={pids}", "--"),
     ]
 
 
-def _python_for_all() -> list[str]:
-    """Mounts that show Python also to a uid that may not enter the home folder it is installed in."""
-    top, *inner = list(Path(sys.base_prefix).parents)[-2::-1] or [Path("/")]
-    if top.stat().st_mode & 0o001:
-        return []
-    made = ["--perms", "0755", "--tmpfs", str(top)]
-    for folder in inner:
-        made += ["--perms", "0755", "--dir", str(folder)]
-    return [*made, "--ro-bind", sys.base_prefix, sys.base_prefix]
-
-
-def _mounts(workspace: Path) -> tuple[str, ...]:
+def _mounts(workspace: Path) -> list[str]:
     private = ("--tmpfs", "/sys", "--perms", "1777", "--size", str(64 << 20), "--tmpfs", "/tmp")
-    return ("--proc", "/proc", "--dev", "/dev", *private, "--bind", str(workspace), "/mnt", "--chdir", "/mnt")
+    needed = (WORKER.parents[1], Path(sys.prefix), Path(sys.base_prefix))
+    place = ("--bind", str(workspace), "/mnt", "--chdir", "/mnt")
+    return ["--proc", "/proc", "--dev", "/dev", *private, *_shown_to_all(needed), *place]
+
+
+def _shown_to_all(paths: tuple[Path, ...]) -> list[str]:
+    """Mounts that show `paths` wherever they are: below the new /tmp, or in a folder that other users may not enter."""
+    covered, made = {Path("/tmp")}, list[str]()
+    for path in paths:
+        closed = next((folder for folder in reversed(path.parents) if not folder.stat().st_mode & 0o001), None)
+        if closed is not None and not covered & {closed, *closed.parents}:
+            covered.add(closed)
+            made += ["--perms", "0755", "--tmpfs", str(closed)]
+        top = covered & set(path.parents)
+        if top:
+            below = [folder for folder in reversed(path.parents) if top & set(folder.parents)]
+            made += [part for folder in below for part in ("--perms", "0755", "--dir", str(folder))]
+            made += ["--ro-bind", str(path), str(path)]
+    return made
 
 
 class WorkerProcess:
