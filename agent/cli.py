@@ -335,7 +335,7 @@ def _carry_out(
     else:
         from agent.report.terminal import print_end
 
-        again = how_to_resume(settings, flags)
+        again = how_to_resume(settings, flags, finished.result["run_id"])
         print_end(_console(stderr=False), console, finished.folder, finished.result, again)
     return finished.exit_code
 

@@ -28,6 +28,7 @@ class ServerProcess:
     runtime: str
     folder: Path
     settings: dict[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()  # more of them for `serve`
     key: str = field(default_factory=lambda: secrets.token_urlsafe(24))
     url: str = ""
     process: subprocess.Popen[bytes] | None = None
@@ -38,7 +39,7 @@ class ServerProcess:
         ready.unlink(missing_ok=True)
         (self.folder / "canary").write_text(CANARY)
         command = [sys.executable, "-m", "toolserver", "serve", "--port", "0", "--runtime", self.runtime]
-        command += ["--state-dir", str(self.folder / "state"), "--ready-file", str(ready)]
+        command += ["--state-dir", str(self.folder / "state"), "--ready-file", str(ready), *self.arguments]
         environment = {**os.environ, "TOOLSERVER_API_KEY": self.key, "TOOLCRIB_TEST_CANARY": CANARY, **self.settings}
         with (self.folder / "server.log").open("ab") as log:
             self.process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

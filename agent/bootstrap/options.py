@@ -51,9 +51,9 @@ def need_model(settings: Settings) -> None:
         raise UsageProblem(_NO_PRICE.format(names=", ".join(names)))
 
 
-def how_to_resume(settings: Settings, flags: dict[str, Any]) -> str:
-    """The command that goes on with a run, but for the run's id: the program as it can be called here."""
-    command = settings.resume_command or f"{_program()} resume"
+def how_to_resume(settings: Settings, flags: dict[str, Any], run_id: str) -> str:
+    """The command that goes on with a run: the program as it can be called here, and the place that was named."""
+    command = f"{settings.resume_command or f'{_program()} resume'} {run_id}"
     return f"{command} --runs-dir {shlex.quote(str(settings.runs_dir))}" if "runs_dir" in flags else command
 
 

@@ -43,7 +43,7 @@ _RAN_OUT = {
 
 
 def print_end(out: Console, progress: Console, run_folder: Path, result: dict[str, Any], again: str) -> None:
-    """The answer on `out`; state, costs and where things are on `progress`. `again` goes on with a run, but for its id."""
+    """The answer on `out`; state, costs and where things are on `progress`. `again` is the command that goes on."""
     state, reason = str(result["state"]), str(result["reason"])
     _print_answer(out, str(result["answer"]))
     headline = Text.assemble(
@@ -67,7 +67,7 @@ def print_end(out: Console, progress: Console, run_folder: Path, result: dict[st
     if state in {"stopped", "interrupted"}:
         option = option_that_ran_out(reason) if result["exit_code"] == 3 else ""
         raised = " with a higher budget" if option else ""
-        progress.print(Text(f"To go on{raised}: {again} {result['run_id']} {option}".rstrip()), soft_wrap=True)
+        progress.print(Text(f"To go on{raised}: {again} {option}".rstrip()), soft_wrap=True)
 
 
 def option_that_ran_out(reason: str) -> str:

@@ -45,7 +45,7 @@ def stopped_in(folder: AgentFolder, command: Sequence[str], key: str, number: si
 
 def test_stopped_in_every_task_it_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
     folder = AgentFolder(tmp_path)
-    command = [sys.executable, str(DEMO), "--runtime", "bubblewrap"]
+    command = [sys.executable, str(DEMO), "--runtime", "bubblewrap", "--runs-dir", "runs"]
     for key in STOPS:
         log = stopped_in(folder, command, key, signal.SIGINT)
         told = re.search(r"^To go on: (.+)$", log, re.MULTILINE)

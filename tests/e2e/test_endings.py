@@ -61,7 +61,7 @@ def test_a_budget_stops_with_3_and_a_higher_one_goes_on(option: str, low: str, h
 
 
 def test_seconds_stop_a_run_too(remote: AgentFolder) -> None:
-    stopped = remote.command("run", GOAL, "--max-seconds", "1.2")
+    stopped = remote.command("run", GOAL, "--max-seconds", "2")
     assert stopped.returncode == 3, stopped.stderr
     resumed = remote.command("resume", remote.run_id, "--max-seconds", "600")
     assert resumed.returncode == 0, resumed.stderr

@@ -210,7 +210,7 @@ async def test_an_agent_that_dies_while_the_tool_runs_waits_for_it_the_next_time
     code = "import time\ntime.sleep(5)\n" + EFFECT
     call = asyncio.create_task(process.python("s1", code))
     await running(process)
-    process.handler._deliverer._cancel_quietly = _nothing  # type: ignore[method-assign, assignment]
+    process.handler._settle_interrupted = _nothing  # type: ignore[method-assign, assignment]
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
     later = start(shared)
@@ -218,8 +218,9 @@ async def test_an_agent_that_dies_while_the_tool_runs_waits_for_it_the_next_time
     assert later.lines() == await later.effects() == 1
 
 
-async def _nothing(_call_id: str) -> None:
-    """A process that was killed cancels nothing."""
+async def _nothing(*_: object) -> bool:
+    """A process that was killed cancels and settles nothing."""
+    return False
 
 
 async def test_a_call_is_followed_through_its_450s(start: Start, shared: ServerProcess) -> None:

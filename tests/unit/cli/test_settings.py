@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent import settings
-from agent.bootstrap.options import budget_of, flags_of, read_settings
+from agent.bootstrap.options import budget_of, flags_of, how_to_resume, read_settings
 from agent.errors import UsageProblem
 
 
@@ -97,3 +97,11 @@ def test_only_options_that_were_given_become_settings() -> None:
         "toolserver": {"runtime": "docker"},
         "budget": {"max_usd": 1.0},
     }
+
+
+def test_the_command_that_goes_on_names_the_place_that_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = flags_of(runs_dir=Path("/some where"))
+    assert how_to_resume(read_settings(None, flags), flags, "r-1").endswith(" resume r-1 --runs-dir '/some where'")
+    assert how_to_resume(read_settings(None, {}), {}, "r-1").endswith(" resume r-1")
+    monkeypatch.setenv("AGENT_RESUME_COMMAND", "demo --resume")
+    assert how_to_resume(read_settings(None, flags), flags, "r-1") == "demo --resume r-1 --runs-dir '/some where'"

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.llm.model import Message, Request, ToolCall, ToolSpec, Usage
-from agent.llm.pricing import UNKNOWN, price_of
+from agent.llm.pricing import UNKNOWN, price_of, unpriced
 from agent.llm.tokens import add_usage, estimate_request, estimate_text, read_usage
 from agent.settings import LLMSettings
 
@@ -96,3 +96,9 @@ def test_settings_override_the_table() -> None:
     assert price_of("anything", own).usd(Usage(10**6, 10**6, cached_tokens=10**6)) == pytest.approx(3.0)
     partly = LLMSettings(price_completion_usd_per_mtok=2.0)
     assert price_of("gpt-4o", partly).usd(Usage(10**6, 10**6)) == pytest.approx(4.5)
+
+
+def test_half_a_price_of_an_unknown_model_is_none() -> None:
+    assert not price_of("scripted", LLMSettings(price_prompt_usd_per_mtok=1.0)).known
+    own = LLMSettings(model="scripted", role_models={"critic": "gpt-4o", "actor": "mine"})
+    assert unpriced(own) == ["mine", "scripted"]

@@ -70,11 +70,11 @@ def test_the_hint_is_the_command_that_works(tmp_path_factory: pytest.TempPathFac
         "costs": {"total": cost, "usd_known": False},
     }  # fmt: skip
     out = io.StringIO()
-    again = "agent resume --runs-dir /somewhere"
+    again = "agent resume r-1 --runs-dir /somewhere"
     print_end(Console(file=io.StringIO()), Console(file=out, width=200), tmp_path_factory.mktemp("run"), result, again)
     told = out.getvalue()
     assert "1 model call, 1 tool call, 1 token, cost unknown" in told
-    assert "To go on with a higher budget: agent resume --runs-dir /somewhere r-1 --max-llm-calls N" in told
+    assert "To go on with a higher budget: agent resume r-1 --runs-dir /somewhere --max-llm-calls N" in told
 
 
 def test_the_example_of_these_tests_has_known_prices() -> None:

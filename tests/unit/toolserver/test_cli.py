@@ -2,16 +2,23 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime, timedelta
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from agent import settings as agent_settings
+from toolserver import settings as toolserver_settings
 from toolserver.cli import app
+
+PACKAGES = (("AGENT", agent_settings), ("TOOLSERVER", toolserver_settings))
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +79,67 @@ def test_a_server_that_is_not_there_is_exit_code_5() -> None:
     result = run("sessions", "list", "--key", "k", "--url", "http://127.0.0.1:9")
     assert result.exit_code == 5
     assert "can't be reached" in result.stderr
+
+
+def test_what_to_do_is_said_where_no_server_answers() -> None:
+    assert "toolserver serve" in run("sessions", "list", "--key", "k", "--url", "http://127.0.0.1:9").stderr
+
+
+def test_every_wrong_setting_is_named_by_its_variable(tmp_path: Path) -> None:
+    wrong = {
+        "TOOLSERVER_HTTP__PROT": "1",
+        "TOOLSERVER_HTPT__PORT": "1",
+        "TOOLSERVER_API_KEY": "short",
+        "TOOLSERVER_LIMITS__CPUS": "none",
+    }
+    result = run("serve", "--state-dir", str(tmp_path / "state"), env=wrong)
+    assert result.exit_code == 2
+    for expected in (
+        "TOOLSERVER_HTTP__PROT: there is no such setting",
+        "TOOLSERVER_HTPT__PORT: there is no such section; the sections are TOOLSERVER_CALL__…",
+        "TOOLSERVER_API_KEY: must have 8 characters or more",
+        "TOOLSERVER_LIMITS__CPUS: Input should be a valid number",
+    ):
+        assert expected in result.stderr
+    assert "short" not in result.stderr
+    assert not (tmp_path / "state").exists()
+
+
+def test_both_packages_word_an_unknown_setting_in_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENT_HTPT__PORT", "1")
+    monkeypatch.setenv("TOOLSERVER_HTPT__PORT", "1")
+    told = {name: (settings.unknown_variables()[0]).partition("; the sections are")[0] for name, settings in PACKAGES}
+    assert told == {name: f"{name}_HTPT__PORT: there is no such section" for name, _ in PACKAGES}
+    assert toolserver_settings.unknown_variables({"TOOLSERVER_CONFIG": "x", "TOOLSERVER_URL": "y"}) == []
+
+
+def test_looking_at_keys_makes_nothing(tmp_path: Path) -> None:
+    result = run("keys", "list", "--json", "--state-dir", str(tmp_path / "state"))
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == {"keys": []}
+    assert not (tmp_path / "state").exists()
+
+
+def test_times_of_keys_are_iso_8601_in_utc(tmp_path: Path) -> None:
+    state = ("--state-dir", str(tmp_path))
+    made = json.loads(run("keys", "create", "ci", "--json", *state).stdout)
+    assert datetime.fromisoformat(made["created_at"]).utcoffset() == timedelta(0)
+    run("keys", "revoke", made["key_id"], *state)
+    (listed,) = json.loads(run("keys", "list", "--json", *state).stdout)["keys"]
+    assert listed["created_at"] == made["created_at"]
+    assert datetime.fromisoformat(listed["revoked_at"]).utcoffset() == timedelta(0)
+
+
+def test_the_version_is_an_option_and_there_is_no_completion() -> None:
+    assert run("--version").stdout.strip() == version("toolcrib")
+    assert "completion" not in run("--help").stdout
+
+
+def test_descriptions_of_tools_are_not_cut_within_a_word() -> None:
+    whole = {tool["name"]: tool["description"] for tool in json.loads(run("tools", "list", "--json").stdout)["tools"]}
+    for line in run("tools", "list").stdout.splitlines()[1:]:
+        name, _, told = re.split(r"\s{2,}", line.strip(), maxsplit=2)
+        assert re.match(re.escape(told.removesuffix(" …")) + r"\W", whole[name]), told
 
 
 def test_a_damaged_database_is_told_not_thrown(tmp_path: Path) -> None:
