@@ -1,14 +1,12 @@
 """A structured answer from a model: one function whose parameters are the schema, or the same JSON in the text.
 
-`parse_reply` and `corrective_messages` are pure; `ask_structured` joins them and leaves the sending, with its journal and
-budget, to the caller. A violation is told to the model once; after that the answer is a clear failure.
+Pure: who asks, how often, and with what journal and budget, is the caller's.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,14 +14,11 @@ from jsonschema import Draft202012Validator
 from referencing import Registry
 
 from agent.llm.json_ladder import JsonProblem, parse_arguments, parse_json, too_deep
-from agent.llm.model import Message, Reply, Request, ToolSpec
+from agent.llm.model import Message, Reply, ToolSpec
 
 MAX_ERRORS = 10
 _PREVIEW_CHARS = 300
 _FENCED = re.compile(r"```[A-Za-z0-9_+-]*[ \t]*\n(.*?)```", re.DOTALL)
-
-Send = Callable[[Request, int], Awaitable[Reply]]
-"""Sends a request; the second argument is 0 for the first question and 1 for the corrective turn."""
 
 
 @dataclass(frozen=True)
@@ -40,34 +35,6 @@ class Problem:
 
     message: str
     call_id: str | None = None
-
-
-class NoStructuredAnswer(Exception):  # noqa: N818
-    """The model did not give an answer that matches the schema, after one corrective turn. `replies` are what it said."""
-
-    def __init__(self, message: str, replies: tuple[Reply, ...]) -> None:
-        super().__init__(message)
-        self.message, self.replies = message, replies
-
-
-async def ask_structured(send: Send, request: Request, tool: ToolSpec) -> Answer:
-    """Ask for `tool.parameters` as an answer. Raises NoStructuredAnswer, and whatever `send` raises.
-
-    `request.tools` is replaced by `tool` alone; its `tool_choice` and limits are kept for both turns.
-    """
-    request = replace(request, tools=(tool,))
-    reply = await send(request, 0)
-    first = parse_reply(reply, tool)
-    if isinstance(first, Answer):
-        return first
-    again = replace(request, messages=request.messages + corrective_messages(reply, first, tool))
-    second_reply = await send(again, 1)
-    second = parse_reply(second_reply, tool)
-    if isinstance(second, Answer):
-        return second
-    raise NoStructuredAnswer(
-        f"The model gave no valid {tool.name}, also when told what was wrong. {second.message}", (reply, second_reply)
-    )
 
 
 def parse_reply(reply: Reply, tool: ToolSpec) -> Answer | Problem:

@@ -19,7 +19,6 @@ import pytest
 from agent.events import Event, EventKind
 from agent.settings import ToolServerSettings
 from agent.store.memory_store import MemoryJournal
-from agent.tools.allowance import Unlimited
 from agent.tools.function_handler import FunctionHandler
 from agent.tools.outcome import Invocation, Outcome, OutcomeKind
 from agent.tools.workspace_store import WorkspaceStore
@@ -30,6 +29,13 @@ from tests.server_process import ServerProcess
 pytestmark = pytest.mark.bubblewrap
 
 EFFECT = "open('effects', 'a').write('x\\n')\n"
+
+
+class Unlimited:
+    """An allowance for tests that are not about budgets."""
+
+    def reserve_tool_call(self) -> None:
+        return None
 
 
 class Killed(BaseException):

@@ -4,13 +4,11 @@ import pytest
 from referencing.exceptions import Unresolvable
 
 from agent.llm.history import lint
-from agent.llm.model import Message, Reply, Request, ToolCall, ToolSpec, Usage
+from agent.llm.model import Message, Reply, ToolCall, ToolSpec, Usage
 from agent.llm.structured_output import (
     MAX_ERRORS,
     Answer,
-    NoStructuredAnswer,
     Problem,
-    ask_structured,
     corrective_messages,
     parse_reply,
     schema_errors,
@@ -93,29 +91,6 @@ def test_the_corrective_turn_is_a_valid_history(given: Reply) -> None:
     mends = [mend for mend in lint(history).mends if "no JSON object" not in mend]
     assert mends == []
     assert problem.message in "".join(message.content for message in turn)
-
-
-async def test_one_corrective_turn_is_made_and_told_to_the_sender() -> None:
-    sent: list[tuple[int, Request]] = []
-
-    async def send(request: Request, turn: int) -> Reply:
-        sent.append((turn, request))
-        return reply("", ("submit_plan", GOOD if turn else '{"tasks": 1}'))
-
-    answer = await ask_structured(send, Request("plan_generator", (Message("user", "plan"),)), PLAN)
-    assert answer.value == {"tasks": ["load", "plot"]}
-    assert [turn for turn, _ in sent] == [0, 1]
-    assert all(request.tools == (PLAN,) for _, request in sent)
-    assert "/tasks" in sent[1][1].messages[-1].content
-
-
-async def test_after_a_second_violation_it_is_a_clear_failure_with_what_was_said() -> None:
-    async def send(request: Request, turn: int) -> Reply:
-        return reply(f"no {turn}")
-
-    with pytest.raises(NoStructuredAnswer, match="submit_plan") as caught:
-        await ask_structured(send, Request("plan_generator", (Message("user", "plan"),)), PLAN)
-    assert [said.text for said in caught.value.replies] == ["no 0", "no 1"]
 
 
 def test_errors_are_bounded_and_a_recursive_schema_is_survived() -> None:
