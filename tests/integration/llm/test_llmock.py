@@ -21,11 +21,14 @@ def policy(**limits: Any) -> RetryPolicy:
 
 
 def judge(llmock: LLMock, *, calls: int, attempts: int) -> None:
-    """`calls` at least: llmock counts an attempt that comes late, as on a busy machine, as a call of its own."""
+    """`calls` at least: on a busy machine llmock may see an attempt end after its retry began.
+
+    It then takes the two for separate calls, and its warnings of calls never retried mean nothing.
+    """
     verdict = llmock.verdict()
     assert verdict.attempts == attempts
     assert calls <= len(verdict.calls) <= attempts
-    llmock.assert_resilient(strict=True)
+    llmock.assert_resilient(strict=len(verdict.calls) == calls)
 
 
 async def test_a_plain_reply_and_a_call(llmock: LLMock, model: MakeModel) -> None:
