@@ -16,7 +16,7 @@ demo: ## run a real goal on a real data file, end to end; RESUME=run goes on wit
 test: lint ## set up everything, then lint and run the whole suite
 	@.ci/engine.sh docker-compose
 	@$(BIN)/toolserver images build
-	@$(BIN)/python -m pytest -n 4 --dist loadscope
+	@.ci/tests.sh
 
 lint: ## format, lint, types, import rules
 	@.ci/setup.sh dev
