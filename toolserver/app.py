@@ -40,7 +40,7 @@ from toolserver.settings import Settings
 from toolserver.store import keys
 from toolserver.store.database import Database
 from toolserver.store.lock import StateLock
-from toolserver.telemetry import Metrics
+from toolserver.telemetry.metrics import Metrics
 
 FIRST_TENANT = "default"
 _STOP_S = 1.0  # how long calls that are cancelled at shutdown get to end by themselves

@@ -128,7 +128,7 @@ def serve(
 
     from toolserver.app import ServeOptions, serve
     from toolserver.errors import StartRefused
-    from toolserver.telemetry import configure_logging
+    from toolserver.telemetry.logs import configure_logging
 
     configure_logging(log_level, as_json=log_format == "json")
     options = ServeOptions(ready_file, exit_with_parent, keep_workspaces)

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from toolserver.calls.answer import Answer, encode_body
 from toolserver.errors import Code, RuntimeUnavailable, StoreUnavailable, ToolServerError, runtime_unavailable
-from toolserver.telemetry import trace_id
+from toolserver.telemetry.trace import trace_id
 
 _log = logging.getLogger(__name__)
 _WITH_RETRY_AFTER = (429, 503)

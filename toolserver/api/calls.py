@@ -13,7 +13,7 @@ from toolserver.calls.executor import CallRequest
 from toolserver.calls.idempotency import check_key
 from toolserver.errors import Code, ToolServerError, invalid, invalid_all
 from toolserver.settings import CallSettings
-from toolserver.telemetry import trace_id
+from toolserver.telemetry.trace import trace_id
 
 
 async def call(request: Request) -> Response:

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from toolserver.api.answers import error_answer
 from toolserver.api.services import Services
-from toolserver.telemetry import Trace, current_trace
+from toolserver.telemetry.trace import Trace, current_trace
 
 _OPEN_PATHS = frozenset({"/healthz"})
 _PHASELESS_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})

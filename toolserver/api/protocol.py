@@ -12,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from toolserver.calls.answer import encode_body
 from toolserver.errors import Code, ToolServerError
-from toolserver.telemetry import trace_id
+from toolserver.telemetry.trace import trace_id
 
 MAX_HEADER_BYTES = 64 << 10
 MAX_HEADERS = 100

@@ -18,7 +18,7 @@ from toolserver.runtime.base import SandboxRuntime
 from toolserver.sessions.registry import Registry
 from toolserver.settings import Settings
 from toolserver.store.keys import Key
-from toolserver.telemetry import Metrics
+from toolserver.telemetry.metrics import Metrics
 
 _CHECK_S = 2.0  # how long an answer of the runtime's check is believed
 

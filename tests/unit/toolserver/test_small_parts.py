@@ -16,7 +16,9 @@ from toolserver.calls.answer import Answer, encode_body
 from toolserver.calls.idempotency import request_hash
 from toolserver.calls.outcome import ENDS, Outcome, empty_fields, from_worker
 from toolserver.errors import CODES, Code, ToolServerError
-from toolserver.telemetry import EventFormatter, Metrics, Trace, current_trace
+from toolserver.telemetry.logs import EventFormatter
+from toolserver.telemetry.metrics import Metrics
+from toolserver.telemetry.trace import Trace, current_trace
 
 VALUES = st.recursive(
     st.none()

@@ -1,0 +1,50 @@
+"""The log: one line an event, with the trace it belongs to."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from toolserver.telemetry.trace import current_trace
+
+
+class EventFormatter(logging.Formatter):
+    """One line a record: the event's name (the message) and its fields (`extra={"fields": {...}}`)."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        super().__init__()
+        self.as_json = as_json
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: Mapping[str, Any] = getattr(record, "fields", {})
+        trace = current_trace.get()
+        entry: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+            **({"trace_id": trace.trace_id} if trace is not None else {}),
+            **fields,
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        if self.as_json:
+            return json.dumps(entry, ensure_ascii=False, default=str)
+        head = f"{entry.pop('time')} {entry.pop('level'):<7} {entry.pop('event')}"
+        exception = entry.pop("exception", None)
+        entry.pop("logger")
+        told = " ".join(f"{name}={json.dumps(value, ensure_ascii=False, default=str)}" for name, value in entry.items())
+        return f"{head} {told}".rstrip() + (f"\n{exception}" if exception else "")
+
+
+def configure_logging(level: str = "info", *, as_json: bool = False) -> None:
+    """Log of the whole process to stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(EventFormatter(as_json=as_json))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for name in ("uvicorn.error", "uvicorn.access", "asyncio", "docker", "urllib3"):
+        logging.getLogger(name).setLevel(logging.WARNING)
