@@ -23,6 +23,7 @@ from starlette.types import ASGIApp
 
 from toolserver.api.application import application
 from toolserver.api.auth import Authenticator
+from toolserver.api.events import Streams
 from toolserver.api.protocol import protocol_class
 from toolserver.api.services import Phase, Readiness, Services
 from toolserver.calls import recovery
@@ -79,6 +80,7 @@ class ToolServer:
         self.catalog = catalog or Catalog.load(settings)
         self.database = Database(database_path(settings.state_dir))
         self.metrics = Metrics()
+        self.streams = Streams(settings.http.max_streams, self.metrics)
         self.registry = Registry(settings, runtime, self.catalog, self.database, counted=self._count_start)
         self.executor = Executor(settings.call, self.registry, self.catalog, self.database, counted=self._count_call)
         self.desk = CallDesk(settings.call, self.registry, self.executor)
@@ -102,6 +104,7 @@ class ToolServer:
             authenticator=self.authenticator,
             readiness=self.readiness,
             metrics=self.metrics,
+            streams=self.streams,
         )
 
     async def start(self) -> None:
@@ -159,7 +162,7 @@ class ToolServer:
         await self.executor.drain(
             self.settings.http.drain_s,
             _STOP_S,
-            lambda call: stop(call, "the server is shutting down", min(grace_s, _STOP_S / 2)),
+            lambda call: stop(call, "shutdown", min(grace_s, _STOP_S / 2)),
         )
 
     async def close(self) -> None:
@@ -193,6 +196,8 @@ class ToolServer:
         metrics.counter("toolserver_sandboxes_started_total", "Sandboxes started.")
         metrics.gauge("toolserver_sessions", "Live sessions.", lambda: float(len(self.registry.live())))
         metrics.gauge("toolserver_calls_running", "Calls that run now.", lambda: float(len(self.executor.running())))
+        metrics.counter("toolserver_streamed_bytes_total", "Bytes of event streams.")
+        metrics.gauge("toolserver_streams_open", "Event streams that are open now.", lambda: float(self.streams.open))
         metrics.histogram("toolserver_request_seconds", "Time of HTTP requests.")
         metrics.histogram("toolserver_call_seconds", "Time of ended tool calls.")
 

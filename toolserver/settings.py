@@ -28,7 +28,8 @@ class HttpSettings(Section):
     body_timeout_s: float = Field(30.0, gt=0)
     header_timeout_s: float = Field(15.0, gt=0)
     max_connections: int = Field(512, ge=1)
-    drain_s: float = Field(8.0, ge=0)  # how long a shutdown waits for running calls
+    max_streams: int = Field(64, ge=1)  # event streams open at a time
+    drain_s: float = Field(5.0, ge=0)  # how long a shutdown waits for running calls
 
 
 class RuntimeSettings(Section):

@@ -53,6 +53,7 @@ _CALL = Route(
     "Call a tool; header Idempotency-Key",
     endpoint=calls.call,
     body=wire.CallBody,
+    events=True,
 )
 ROUTES = (
     Route("GET", "/healthz", "Whether the process answers; without a key", endpoint=health.alive),
@@ -72,6 +73,7 @@ ROUTES = (
         "The outcome of a call, or 450 while it runs",
         endpoint=calls.get,
         query=wire.CallQuery,
+        events=True,
     ),
     Route("DELETE", "/v1/calls/{call_id}", "Cancel a call", endpoint=calls.cancel),
     Route("GET", f"{_SESSION}/files", "List a folder", endpoint=files.listing, query=wire.ListingQuery),

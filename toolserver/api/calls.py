@@ -5,15 +5,18 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from toolserver.api import wire
+from toolserver.api import events, wire
 from toolserver.api.answers import call_answer
 from toolserver.api.body import json_body
-from toolserver.api.services import caller, services
+from toolserver.api.events import EventStream
+from toolserver.api.services import Services, caller, services
+from toolserver.calls.answer import Answer
 from toolserver.calls.executor import CallRequest
 from toolserver.calls.idempotency import check_key
+from toolserver.calls.running import RunningCall
 from toolserver.errors import Code, ToolServerError, invalid, invalid_all
 from toolserver.settings import CallSettings
-from toolserver.telemetry.trace import trace_id
+from toolserver.telemetry.trace import current_trace, trace_id
 
 
 async def call(request: Request) -> Response:
@@ -33,11 +36,25 @@ async def call(request: Request) -> Response:
         tool=request.path_params["tool_name"],
         arguments=body.arguments,
         trace_id=trace_id(),
+        traceparent=trace.traceparent if (trace := current_trace.get()) is not None else None,
         wait_s=body.wait_s,
         deadline_s=body.deadline_s,
         key=given,
     )
-    return call_answer(await crib.calls.call(asked), replayable=given is not None)
+    if not events.wanted(request):
+        return call_answer(await crib.calls.call(asked), replayable=given is not None)
+    crib.streams.take()
+    try:
+        came = await crib.calls.begin(asked)
+    except BaseException:
+        crib.streams.give_back()
+        raise
+    return _stream(crib, key.tenant, came, 0, crib.calls.patience_s(asked))
+
+
+def _stream(crib: Services, tenant: str, came: Answer | RunningCall, offset: int, wait_s: float | None) -> Response:
+    headers = {"Idempotent-Replay": "true"} if isinstance(came, Answer) and came.replayed else {}
+    return EventStream(crib.calls.events(tenant, came, offset, wait_s), crib.streams, headers)
 
 
 def _key(request: Request) -> str | None:
@@ -64,7 +81,17 @@ async def get(request: Request) -> Response:
     wait_s = query.wait_s
     if wait_s is not None and wait_s > crib.settings.call.max_wait_s:
         raise invalid("/wait_s", f"is more than this server grants: at most {crib.settings.call.max_wait_s:g}")
-    answer = await crib.calls.wait(key.tenant, request.path_params["call_id"], wait_s, query.after)
+    call_id = request.path_params["call_id"]
+    if events.wanted(request):
+        offset = events.offset_of(request, query.after)
+        crib.streams.take()
+        try:
+            came = await crib.calls.find(key.tenant, call_id)
+        except BaseException:
+            crib.streams.give_back()
+            raise
+        return _stream(crib, key.tenant, came, offset, wait_s)
+    answer = await crib.calls.wait(key.tenant, call_id, wait_s, query.after)
     return call_answer(answer, replayable=False)
 
 

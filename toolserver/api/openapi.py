@@ -23,6 +23,7 @@ class Described:
     summary: str
     body: type[wire.WireModel] | None = None
     query: type[wire.WireModel] | None = None
+    events: bool = False  # the answer can also be had as a stream of events
 
 
 def document(routes: Sequence[Described], version: str) -> dict[str, Any]:
@@ -61,12 +62,19 @@ def _described(route: Described) -> dict[str, Any]:
         "parameters": parameters,
         "responses": {str(status): {"description": _codes_of(status), "content": shape} for status in statuses},
     }
+    if route.events:
+        told = (
+            "The outcome; as events, `outcome` is the last one and carries the status that the answer would have had."
+        )
+        kinds = {kind: {"schema": {"type": shown}} for kind, shown in _EVENT_KINDS.items()}
+        described["responses"]["200"] = {"description": told, "content": kinds}
     if route.body is not None:
         content = {"application/json": {"schema": _inlined(route.body.model_json_schema())}}
         described["requestBody"] = {"content": content}
     return described
 
 
+_EVENT_KINDS = {"application/json": "object", "text/event-stream": "string"}
 _ERROR_SCHEMA = {
     "type": "object",
     "required": ["detail"],

@@ -11,6 +11,7 @@ from typing import cast
 from starlette.requests import Request
 
 from toolserver.api.auth import Authenticator
+from toolserver.api.events import Streams
 from toolserver.calls.follow import CallDesk
 from toolserver.catalog.catalog import Catalog
 from toolserver.errors import Code, RuntimeUnavailable, ToolServerError
@@ -72,6 +73,7 @@ class Services:
     authenticator: Authenticator
     readiness: Readiness
     metrics: Metrics
+    streams: Streams
 
 
 def services(request: Request) -> Services:

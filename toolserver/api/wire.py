@@ -107,7 +107,9 @@ class SearchQuery(WireModel):
 
 class CallQuery(WireModel):
     wait_s: QueryNumber | None = Field(None, ge=0)
-    after: QueryWhole = Field(0, ge=0, description="characters of the output so far that are known already")
+    after: QueryWhole = Field(
+        0, ge=0, description="characters of the output so far that are known already; of events: bytes"
+    )
 
 
 class ListingQuery(WireModel):

@@ -32,6 +32,7 @@ from toolserver.errors import (
     runtime_unavailable,
 )
 from toolserver.sandbox.background import Background
+from toolserver.sandbox.tool_sandbox import ToolSandbox
 from toolserver.sessions.registry import Registry
 from toolserver.sessions.session import Ending, Session
 from toolserver.settings import CallSettings
@@ -53,6 +54,7 @@ class CallRequest:
     tool: str
     arguments: Any
     trace_id: str
+    traceparent: str | None = None  # the span that the call is a part of
     wait_s: float | None = None
     deadline_s: float | None = None
     key: str | None = None
@@ -105,6 +107,7 @@ class Executor:
             deadline_s=deadline_s,
             request_hash=digest,
             trace_id=request.trace_id,
+            traceparent=request.traceparent,
         )
         stored = await self._begin(call)
         if stored is not None:
@@ -197,6 +200,7 @@ class Executor:
             answer, told = self._refused(call, ToolServerError(code, message, call.call_id))
         finally:
             session.watchers.discard(on_end)
+            call.settling = True
         await self._settle(call, answer)
         self._counted(call.tool.name, told, time.monotonic() - begun)
 
@@ -271,6 +275,18 @@ class Executor:
                 "There is no call of that call_id. It was never received, or it is so old that it was forgotten.",
             )
         return _replay(row, row.request_hash)
+
+    async def sandbox_of(self, tenant: str, call_id: str) -> ToolSandbox | None:
+        """The sandbox that worked on an ended call, as long as its session has it. Raises StoreUnavailable."""
+        row = await self._database.read(lambda connection: rows.find(connection, tenant, call_id))
+        session = self._registry.live_session(row.session_id) if row is not None else None
+        if row is None or session is None:
+            return None
+        try:
+            box = session.boxes.get(self._catalog.find(row.tool, session.images).image)
+        except ToolServerError:  # no tool of the catalog any more
+            return None
+        return box.live if box is not None else None
 
     async def drain(
         self, wait_s: float, stop_s: float, stop: Callable[[RunningCall], Coroutine[Any, Any, Any]]

@@ -44,6 +44,7 @@ _DEATHS: dict[str, tuple[Code, str]] = {
         "The sandbox was killed in the middle of the call. The next call gets a fresh one; interpreter state is lost.",
     ),
 }
+_CANCELLERS: dict[str, str] = {"caller": "its caller", "shutdown": "the shutdown of the server"}
 _LOST_SANDBOX = (
     "The sandbox was lost in the middle of the call, so how it ended can't be told: it may have had effects. "
     "Look at the workspace before doing it again."
@@ -52,8 +53,8 @@ _UNKNOWN = (Code.OUTCOME_UNKNOWN, _LOST_SANDBOX)
 _POSSIBLE: dict[str, Effects] = {"denied": "possible"}  # it ran until it was denied
 
 
-def refusal(outcome: Outcome, call_id: str) -> ToolServerError | None:
-    """The error of an outcome; None when it is a success."""
+def refusal(outcome: Outcome, call_id: str, cancelled_by: str | None = None) -> ToolServerError | None:
+    """The error of an outcome; None when it is a success. `cancelled_by`: who asked for its end, if anybody did."""
     if outcome.end == "done":
         return None
     if outcome.end == "invalid":
@@ -65,19 +66,36 @@ def refusal(outcome: Outcome, call_id: str) -> ToolServerError | None:
     extra = dict(outcome.fields)
     if outcome.end == "deadline":
         extra["type"] = "timeout"
+    if outcome.end == "cancelled":
+        extra["cancelled_by"] = cancelled_by
     message = outcome.message.strip()
+    if outcome.end == "cancelled" and cancelled_by is not None:
+        message = (
+            f"The call was cancelled by {_CANCELLERS[cancelled_by]}. {message.removeprefix(usual).strip()}".strip()
+        )
     told = message if len(message) >= _TELLING else f"{usual} {message}".strip()
     return ToolServerError(code, told, call_id, extra=extra, effects=_POSSIBLE.get(outcome.end))
 
 
-def stopped_hard(end: str, call_id: str, content: list[dict[str, Any]]) -> ToolServerError:
+def stopped_hard(
+    end: str, call_id: str, content: list[dict[str, Any]], cancelled_by: str | None = None
+) -> ToolServerError:
     """For a call that did not end when asked to (`deadline` or `cancelled`), so that its whole sandbox was ended."""
     code, usual = _CODES[end]
     message = (
         f"{usual} It did not stop when asked to, so its sandbox was ended: interpreter state is lost, files are kept."
     )
-    extra = {**empty_fields(content), "state": "lost", **({"type": "timeout"} if end == "deadline" else {})}
-    return ToolServerError(code, message, call_id, extra=extra)
+    told = {"type": "timeout"} if end == "deadline" else {"cancelled_by": cancelled_by}
+    return ToolServerError(code, message, call_id, extra={**empty_fields(content), "state": "lost", **told})
+
+
+def never_ran(call_id: str, cancelled_by: str) -> ToolServerError:
+    """For a call that was cancelled before it was sent to its sandbox."""
+    message = (
+        f"The call was cancelled by {_CANCELLERS[cancelled_by]} before it was sent to its sandbox. Nothing was run."
+    )
+    extra = {**empty_fields(), "cancelled_by": cancelled_by}
+    return ToolServerError(Code.CANCELLED, message, call_id, extra=extra, effects="none")
 
 
 def death(end: SandboxEnd, call_id: str) -> ToolServerError:

@@ -1,13 +1,18 @@
-"""What follows a call that is still running: waiting for it, cancelling it, and the tools `call_wait` and `call_cancel`."""
+"""What follows a call that is still running: waiting for it, its events, cancelling it, the tools `call_wait` and `call_cancel`."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from math import inf
 from typing import Any
 
+from toolserver.calls import live
 from toolserver.calls.answer import Answer
 from toolserver.calls.carry_out import stop
 from toolserver.calls.executor import CallRequest, Executor
+from toolserver.calls.live import Event
 from toolserver.calls.outcome import empty_fields
 from toolserver.calls.running import RunningCall
 from toolserver.catalog import arguments as schema_check
@@ -21,7 +26,7 @@ _TOOLS: dict[str, Tool] = {tool.name: tool for tool in SESSION_TOOLS}
 _LOOK_S = 2.0
 _OUTCOME_FIELDS = (
     "content", "structured", "truncated", "artifacts", "usage", "workspace_changed", "workspace_changed_more", "state",
-    "exit_code", "signal", "sandbox_reset",
+    "exit_code", "signal", "sandbox_reset", "cancelled_by", "effects",
 )  # fmt: skip
 
 
@@ -43,15 +48,59 @@ class CallDesk:
         came = await self._executor.look_up(tenant, call_id, self._settings.wait_s if wait_s is None else wait_s)
         return came if isinstance(came, Answer) else await self.still_running(came, after)
 
-    async def cancel(self, tenant: str, call_id: str, reason: str = "its caller asked for it") -> Answer:
+    async def cancel(self, tenant: str, call_id: str) -> Answer:
         """200 with what came of the call; `cancelled` says whether it was stopped by this or an earlier cancel. Raises call_not_found."""
         call = self._executor.find_running(tenant, call_id)
         if call is not None:
-            answer = await stop(call, reason, self._settings.kill_grace_s)
+            answer = await stop(call, "caller", self._settings.kill_grace_s)
         else:
             came = await self._executor.look_up(tenant, call_id, 0)
             answer = came if isinstance(came, Answer) else await came.answer
         return _cancelled(call_id, answer)
+
+    async def begin(self, request: CallRequest) -> Answer | RunningCall:
+        """As `call`, without waiting: for one who follows it by events. Raises ToolServerError when nothing was run."""
+        if request.tool == CALL_WAIT.name:
+            await self._check_session_tool(CALL_WAIT, request)
+            return await self.find(request.tenant, request.arguments["call_id"])
+        if request.tool in _TOOLS:
+            return await self.call(request)
+        return await self._executor.call(replace(request, wait_s=0))
+
+    def patience_s(self, request: CallRequest) -> float | None:
+        """How long the events of a request go on at the most: call_wait has its own word on it."""
+        wait_s = request.arguments.get("wait_s") if request.tool == CALL_WAIT.name else None
+        return request.wait_s if wait_s is None else min(float(wait_s), self._settings.max_wait_s)
+
+    async def find(self, tenant: str, call_id: str) -> Answer | RunningCall:
+        """The call, or its answer. Raises call_not_found."""
+        return await self._executor.look_up(tenant, call_id, 0)
+
+    async def events(
+        self, tenant: str, came: Answer | RunningCall, offset: int, wait_s: float | None
+    ) -> AsyncIterator[Event | None]:
+        """From `started` to `outcome`, which is a 450 when the call goes on past `wait_s` (None: it is followed to its end).
+
+        None among them: nothing new for some seconds. `offset` is the byte of the output to begin at.
+        """
+        until = inf if wait_s is None else asyncio.get_running_loop().time() + wait_s
+        if isinstance(came, RunningCall):
+            yield live.started(came)
+            async for event in live.follow(came, offset, until):
+                yield event
+            yield live.outcome(came.answer.result() if came.answer.done() else await self.still_running(came))
+            return
+        body = came.json()
+        call_id = body["call_id"] if came.status == 200 else body["detail"].get("call_id")
+        yield Event.of("started", {"call_id": call_id})
+        if (
+            came.replayed
+            and call_id is not None
+            and (sandbox := await self._executor.sandbox_of(tenant, call_id)) is not None
+        ):
+            async for event in live.output(sandbox, call_id, offset, until):
+                yield event
+        yield live.outcome(came)
 
     async def still_running(self, call: RunningCall, after: int = 0) -> Answer:
         """450 with the output so far and how to go on; the answer itself when it came meanwhile."""
@@ -81,9 +130,7 @@ class CallDesk:
         return Answer.refusal(error, call.trace_id)
 
     async def _session_tool(self, tool: Tool, request: CallRequest) -> Answer:
-        await self._registry.find(request.tenant, request.session_id)
-        if errors := schema_check.check(tool, request.arguments):
-            raise invalid_all([{**error, "pointer": "/arguments" + error["pointer"]} for error in errors])
+        await self._check_session_tool(tool, request)
         call_id = request.arguments["call_id"]
         if tool is not CALL_WAIT:
             return await self.cancel(request.tenant, call_id)
@@ -91,6 +138,11 @@ class CallDesk:
         return await self.wait(
             request.tenant, call_id, wait_s if wait_s is None else min(wait_s, self._settings.max_wait_s)
         )
+
+    async def _check_session_tool(self, tool: Tool, request: CallRequest) -> None:
+        await self._registry.find(request.tenant, request.session_id)
+        if errors := schema_check.check(tool, request.arguments):
+            raise invalid_all([{**error, "pointer": "/arguments" + error["pointer"]} for error in errors])
 
 
 def _past(content: list[dict[str, Any]], after: int) -> list[dict[str, Any]]:

@@ -1,10 +1,10 @@
-"""A call while it runs: who waits for it, and how it can be stopped."""
+"""A call while it runs: who waits for it, who follows it, and how it can be stopped."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from toolserver.calls.answer import Answer
 from toolserver.catalog.image import Tool
@@ -12,10 +12,39 @@ from toolserver.errors import ToolServerError
 from toolserver.sandbox.tool_sandbox import ToolSandbox
 from toolserver.sessions.session import Session
 
+CancelledBy = Literal["caller", "shutdown"]
+_MAX_MESSAGE = 2000
+
+
+class Progress:
+    """The last word of a tool on how far it is. A slow follower misses what came in between."""
+
+    def __init__(self) -> None:
+        self.latest: dict[str, Any] | None = None
+        self.changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def tell(self, told: dict[str, Any]) -> None:
+        """`told`: the params of a progress notification, as a sandbox sends them. What is none is passed over."""
+        kept: dict[str, Any] = {
+            name: value
+            for name in ("progress", "total")
+            if isinstance(value := told.get(name), int | float) and not isinstance(value, bool) and abs(value) < 1e300
+        }
+        if "progress" not in kept:
+            return
+        if isinstance(message := told.get("message"), str):
+            kept["message"] = message[:_MAX_MESSAGE]
+        self.latest = kept
+        self.changed.set_result(None)
+        self.changed = asyncio.get_running_loop().create_future()
+
 
 @dataclass
 class RunningCall:
-    """`answer` is set once, when the call is written down as ended. `sandbox` is set while a sandbox works on it."""
+    """`answer` is set once, when the call is written down as ended. `sandbox` is set while a sandbox works on it.
+
+    `placed` is the sandbox that it was sent to: from then on it may have had effects, and its output can be followed.
+    """
 
     tenant: str
     call_id: str
@@ -25,15 +54,25 @@ class RunningCall:
     deadline_s: float
     request_hash: str
     trace_id: str
+    traceparent: str | None = None
     answer: asyncio.Future[Answer] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     task: asyncio.Task[None] | None = None
     sandbox: ToolSandbox | None = None
-    cancel_reason: str | None = None
+    placed: asyncio.Future[ToolSandbox] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    progress: Progress = field(default_factory=Progress)
+    cancelled_by: CancelledBy | None = None  # the first who asked
+    last_content: list[dict[str, Any]] = field(default_factory=list)  # seen before its sandbox was ended for a cancel
     abort_error: ToolServerError | None = None
+    settling: bool = False  # how it ended is known and is being written down
+
+    def hand_to(self, sandbox: ToolSandbox) -> None:
+        self.sandbox = sandbox
+        if not self.placed.done():
+            self.placed.set_result(sandbox)
 
     def abort(self, error: ToolServerError) -> None:
         """End it now with this error, whatever its sandbox does."""
-        if self.abort_error is None and not self.answer.done():
+        if self.abort_error is None and not self.settling and not self.answer.done():
             self.abort_error = error
             if self.task is not None:
                 self.task.cancel()

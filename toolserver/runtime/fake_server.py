@@ -43,6 +43,15 @@ class FakeCall:
     arguments: dict[str, Any]
     call_id: str | None
     output: list[str] = field(default_factory=list)
+    token: Any = None
+
+    async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
+        """A progress notification, if the client asked for them."""
+        if self.token is not None:
+            told = {"progressToken": self.token, "progress": progress, "total": total, "message": message}
+            params = {name: value for name, value in told.items() if value is not None}
+            line = json.dumps({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
+            await self.server.write(line.encode() + b"\n")
 
 
 @dataclass(frozen=True)
@@ -128,6 +137,7 @@ class FakeToolServer:
         self.requests: list[dict[str, Any]] = []  # all that came, for assertions
         self._files = FakeFiles(workspace)
         self._calls: dict[str, tuple[FakeCall, asyncio.Task[dict[str, Any]]]] = {}
+        self._ended: dict[str, FakeCall] = {}
         self._stdout = FakePipe()
 
     async def serve(self, stdin: FakePipe, stdout: FakePipe) -> None:
@@ -183,6 +193,8 @@ class FakeToolServer:
                 call, _ = self._calls.get(params["call_id"], (None, None))
                 text = "".join(call.output) if call else ""
                 return {"content": [{"type": "text", "text": text}] if text else []}
+            case "output":
+                return await self._output(params)
             case "usage":
                 size, count = self.workspace.size(), len(self.workspace.files)
                 return {"workspace_bytes": size, "workspace_files": count, "memory_bytes": 1 << 20}
@@ -203,10 +215,26 @@ class FakeToolServer:
             found[1].cancel()
         return found is not None
 
+    async def _output(self, params: dict[str, Any]) -> dict[str, Any]:
+        """All of it is stdout, and all of it is kept."""
+        call_id, offset = params["call_id"], params["offset"]
+        until = asyncio.get_running_loop().time() + params["wait_s"]
+        while True:
+            running = self._calls.get(call_id)
+            call = running[0] if running is not None else self._ended.get(call_id)
+            data = b"" if call is None else "".join(call.output).encode()[offset:][: params["max_bytes"]]
+            if data or running is None or asyncio.get_running_loop().time() >= until:
+                break
+            await asyncio.sleep(0.005)
+        following = offset + len(data)
+        chunks = [{"stream": "stdout", "text": data.decode("utf-8", "replace"), "end": following}] if data else []
+        return {"chunks": chunks, "next": following, "lost": 0, "ended": running is None}
+
     async def _call(self, params: dict[str, Any]) -> dict[str, Any]:
         tool = self.tools[params["name"]]
         meta = params.get("_meta", {}).get("toolcrib/call", {})
-        call = FakeCall(self, tool.name, params.get("arguments") or {}, meta.get("call_id"))
+        token = params.get("_meta", {}).get("progressToken")
+        call = FakeCall(self, tool.name, params.get("arguments") or {}, meta.get("call_id"), token=token)
         task = asyncio.ensure_future(tool.handler(call))
         key = call.call_id or f"anonymous-{id(call)}"
         self._calls[key] = (call, task)
@@ -222,6 +250,7 @@ class FakeToolServer:
         finally:
             task.cancel()
             del self._calls[key]
+            self._ended[key] = call
         if task.cancelled():
             return text_result("".join(call.output), end="cancelled", message="The call was cancelled.", state="kept")
         return task.result()

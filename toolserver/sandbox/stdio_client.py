@@ -25,6 +25,7 @@ METHOD_NOT_FOUND, INVALID_PARAMS, RESPONSE_TOO_LARGE = -32601, -32602, -32099
 _SEND_S = 15.0
 _MAX_GARBAGE_LINES, _MAX_GARBAGE_BYTES = 10_000, 64 << 20
 _MAX_REPLIES = 32  # open answers to requests of the sandbox
+_MAX_GIVEN_UP = 4096  # answers that nobody waits for any more and that are no garbage when they come
 _ID_IN_HEAD = re.compile(rb'"id"\s*:\s*(\d{1,15})\s*[,}]')
 _log = logging.getLogger(__name__)
 
@@ -50,7 +51,9 @@ class StdioClient:
         self.garbage_lines = 0
         self.meta: dict[str, Any] = {}  # put into the `_meta` of every request (the era without `initialize` wants it)
         self._garbage_bytes = 0
+        self.progressed: dict[str, Callable[[dict[str, Any]], None]] = {}  # by progress token: who is told
         self._open: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._given_up: dict[int, None] = {}  # requests whose answer may still come, oldest first
         self._last_id = 0
         self._gone: str | None = None
         self._sending = asyncio.Lock()
@@ -83,6 +86,13 @@ class StdioClient:
             del self._open[number]
             if answer.done() and not answer.cancelled():
                 answer.exception()  # looked at, also when sending failed first
+            else:
+                self._give_up(number)
+
+    def _give_up(self, number: int) -> None:
+        self._given_up[number] = None
+        if len(self._given_up) > _MAX_GIVEN_UP:
+            del self._given_up[next(iter(self._given_up))]
 
     async def notify(self, method: str, params: dict[str, Any]) -> None:
         """Raises SandboxGone."""
@@ -144,6 +154,8 @@ class StdioClient:
         elif "method" in message:
             if "id" in message:
                 self._asked(message)
+            elif message["method"] == "notifications/progress":
+                self._progress(message.get("params"))
         else:
             self._answered(message, len(line))
 
@@ -151,7 +163,8 @@ class StdioClient:
         number = message.get("id")
         answer = self._open.get(number) if type(number) is int else None
         if answer is None or answer.done():
-            self._garbage(size)  # late, or never asked for
+            if type(number) is not int or self._given_up.pop(number, self) is self:
+                self._garbage(size)  # never asked for, or answered before
         elif isinstance(error := message.get("error"), dict):
             data = error.get("data")
             kind = data.get("kind") if isinstance(data, dict) else None
@@ -164,6 +177,12 @@ class StdioClient:
             answer.set_result(result)
         else:
             self._garbage(size)
+
+    def _progress(self, params: Any) -> None:
+        token = params.get("progressToken") if isinstance(params, dict) else None
+        tell = self.progressed.get(token) if isinstance(token, str) else None
+        if tell is not None:
+            tell(params)
 
     def _too_large(self, line: Oversized) -> None:
         self._garbage(len(line.head))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from toolserver.errors import RuntimeUnavailable, SandboxGone
@@ -22,6 +22,19 @@ STATELESS_VERSION = "2026-07-28"  # the era without `initialize`
 _CLIENT = {"name": "toolcrib-toolserver", "version": "1"}
 _MAX_PAGES = 100
 _SHORT_S = 5.0  # for what a worker answers at once
+
+
+@dataclass(frozen=True)
+class OutputPart:
+    """A piece of a call's output. `chunks`: stream, text, and the byte offset after it where the worker tells it.
+
+    `next` is where to go on; `lost`: bytes before the first chunk that are not kept any more.
+    """
+
+    chunks: list[tuple[str, str, int | None]]
+    next: int
+    lost: int
+    ended: bool
 
 
 class ToolSandbox:
@@ -110,14 +123,23 @@ class ToolSandbox:
         deadline_s: float,
         max_text_bytes: int,
         grace_s: float,
+        traceparent: str | None = None,
+        on_progress: Callable[[dict[str, Any]], None] | None = None,
     ) -> dict[str, Any]:
-        """The MCP result. Raises RpcError, SandboxGone, and TimeoutError when it did not end by deadline_s + grace_s."""
-        params: dict[str, Any] = {"name": tool, "arguments": arguments}
+        """The MCP result. Raises RpcError, SandboxGone, and TimeoutError when it did not end by deadline_s + grace_s.
+
+        `on_progress` gets the params of each progress notification, of images without the extension.
+        """
+        meta: dict[str, Any] = {} if traceparent is None else {"traceparent": traceparent}
+        params: dict[str, Any] = {"name": tool, "arguments": arguments, "_meta": meta}
         if self.has_worker:
             told = {"call_id": call_id, "deadline_s": deadline_s, "max_text_bytes": max_text_bytes}
-            params["_meta"] = {"toolcrib/call": told}
+            meta["toolcrib/call"] = told
             return await self.client.request("tools/call", params, deadline_s + grace_s)
         numbers = self._foreign_calls
+        if on_progress is not None:
+            meta["progressToken"] = call_id
+            self.client.progressed[call_id] = on_progress
 
         def numbered(number: int) -> None:
             numbers[call_id] = number
@@ -132,6 +154,7 @@ class ToolSandbox:
             return work.result()
         finally:
             numbers.pop(call_id, None)
+            self.client.progressed.pop(call_id, None)
             work.cancel()
             await asyncio.wait([work])
 
@@ -158,8 +181,41 @@ class ToolSandbox:
                     return [block for block in seen if isinstance(block, dict)]
         return []
 
+    async def output(self, call_id: str, offset: int, wait_s: float, max_bytes: int) -> OutputPart | None:
+        """The call's output from byte `offset` on, as soon as there is some, or an empty part after `wait_s`.
+
+        None when it can't be told: the sandbox is gone, keeps nothing of that call, or lacks the extension. Never raises.
+        """
+        if not self.has_worker:
+            return None
+        params = {"call_id": call_id, "offset": offset, "wait_s": wait_s, "max_bytes": max_bytes}
+        try:
+            told = await self.client.request("toolcrib/output", params, wait_s + _SHORT_S)
+        except (RpcError, SandboxGone, TimeoutError):
+            return None
+        return _part(told, offset)
+
     async def close(self) -> SandboxEnd:
         """Remove it; how it ended. Safe to call again."""
         if self.end is None:
             self.end = await self.client.close()
         return self.end
+
+
+def _part(told: dict[str, Any], offset: int) -> OutputPart | None:
+    """None for what is no part of an output that goes on from `offset`."""
+    following, lost, listed = told.get("next"), told.get("lost", 0), told.get("chunks")
+    if type(following) is not int or type(lost) is not int or not isinstance(listed, list):
+        return None
+    if following < offset or lost < 0:
+        return None
+    chunks = [
+        (chunk["stream"], chunk["text"], end if type(end := chunk.get("end")) is int else None)
+        for chunk in listed
+        if isinstance(chunk, dict)
+        and chunk.get("stream") in ("stdout", "stderr")
+        and isinstance(chunk.get("text"), str)
+    ]
+    if not chunks and following > offset + lost:
+        return None  # it would be asked for again and again
+    return OutputPart(chunks, following, lost, told.get("ended") is True)

@@ -49,6 +49,9 @@ class Registry:
     def live(self) -> list[Session]:
         return list(self._live.values())
 
+    def live_session(self, session_id: str) -> Session | None:
+        return self._live.get(session_id)
+
     def listing(self, tenant: str | None) -> list[Session]:
         """The live sessions of a tenant, oldest first; None: of all."""
         found = [s for s in self._live.values() if tenant is None or s.tenant == tenant]

@@ -33,8 +33,8 @@ class Metrics:
         self._help[name] = told
         self._histograms[name] = [0.0] * (len(_BUCKETS_S) + 1)
 
-    def count(self, name: str, **labels: str) -> None:
-        self._counters[name][tuple(labels.items())] += 1
+    def count(self, name: str, by: float = 1, /, **labels: str) -> None:
+        self._counters[name][tuple(labels.items())] += by
 
     def observe(self, name: str, seconds: float) -> None:
         buckets = self._histograms[name]

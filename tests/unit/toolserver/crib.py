@@ -50,16 +50,33 @@ async def _result(call: FakeCall) -> dict[str, Any]:
     return dict(call.arguments["result"])
 
 
+async def _say(call: FakeCall) -> dict[str, Any]:
+    """Says the lines, each after `pause_s`."""
+    for line in call.arguments["lines"]:
+        call.output.append(line)
+        await asyncio.sleep(call.arguments.get("pause_s", 0))
+    return text_result("".join(call.output))
+
+
+async def _steps(call: FakeCall) -> dict[str, Any]:
+    for step in (1, 2, 3):
+        await call.progress(step, 3, f"step {step}")
+        await asyncio.sleep(0.05)
+    return {"content": [{"type": "text", "text": "done"}]}
+
+
 OBJECT: dict[str, Any] = {"type": "object"}
 TOOLS = (
     *DEFAULT_TOOLS,
     FakeTool("exit", _exit, OBJECT, "Ends its sandbox with a cause."),
     FakeTool("end", _end, OBJECT, "Ends with the end that is asked for."),
     FakeTool("count", _count, OBJECT, "Counts its runs in the workspace."),
+    FakeTool("say", _say, OBJECT, "Says lines."),
 )
 FOREIGN_TOOLS = (
     FakeTool("foreign_result", _result, OBJECT, "Gives back a raw MCP result."),
     FakeTool("foreign_wait", _for_ever, OBJECT),
+    FakeTool("foreign_steps", _steps, OBJECT),
 )
 WEB_TOOLS = (FakeTool("web_echo", DEFAULT_TOOLS[0].handler, OBJECT, "An echo from a networked image."),)
 

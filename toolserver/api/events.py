@@ -1,0 +1,132 @@
+"""Server-sent events: when they are asked for, how they look, and how many streams are open at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Mapping
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from toolserver.api.answers import as_error
+from toolserver.calls import live
+from toolserver.calls.answer import Answer
+from toolserver.calls.live import Event
+from toolserver.errors import Code, ToolServerError, invalid
+from toolserver.telemetry.metrics import Metrics
+from toolserver.telemetry.trace import trace_id
+
+MEDIA_TYPE = "text/event-stream"
+_QUALITY = re.compile(r"\s*q\s*=\s*(0(?:\.\d{0,3})?|1(?:\.0{0,3})?)\s*")
+_OFFSET = re.compile(r"[0-9]{1,15}")
+_log = logging.getLogger(__name__)
+
+
+def wanted(request: Request) -> bool:
+    """Whether the Accept header names text/event-stream, and application/json not rather."""
+    accept = request.headers.get("accept")
+    if accept is None or MEDIA_TYPE not in accept:
+        return False
+    found = _qualities(accept)
+    events = found.get(MEDIA_TYPE, 0.0)
+    return events > 0 and events >= found.get("application/json", 0.0)
+
+
+def _qualities(accept: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for part in accept.split(","):
+        kind, *parameters = part.split(";")
+        given = [match for text in parameters if (match := _QUALITY.fullmatch(text))]
+        found[kind.strip().lower()] = float(given[0][1]) if given else 1.0
+    return found
+
+
+def offset_of(request: Request, after: int) -> int:
+    """Where a follower goes on: the id of the last event it has, else `after`. Raises invalid_arguments."""
+    last = request.headers.get("last-event-id")
+    if not last:
+        return after
+    if _OFFSET.fullmatch(last) is None:
+        raise invalid("Last-Event-ID", "must be the id of an event of this stream: a number of bytes")
+    return int(last)
+
+
+class Streams:
+    """The open streams. Each costs a connection, a chunk of output and a waiting request to its sandbox."""
+
+    def __init__(self, limit: int, metrics: Metrics) -> None:
+        self.open, self._limit, self._metrics = 0, limit, metrics
+
+    def take(self) -> None:
+        """Raises quota_exceeded. `give_back` must follow."""
+        if self.open >= self._limit:
+            raise ToolServerError(
+                Code.QUOTA_EXCEEDED,
+                f"{self._limit} event streams are open, the most that this server has at a time. Nothing was run. Close one, or "
+                "ask without Accept: text/event-stream.",
+            )
+        self.open += 1
+
+    def give_back(self) -> None:
+        self.open -= 1
+
+    def sent(self, size: int) -> None:
+        self._metrics.count("toolserver_streamed_bytes_total", size)
+
+
+class EventStream(Response):
+    """Sends events until they end or the client goes. Either way the call is none the wiser."""
+
+    media_type = MEDIA_TYPE
+
+    def __init__(
+        self, events: AsyncIterator[Event | None], streams: Streams, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Takes over a place that was taken in `streams`, and gives it back."""
+        super().__init__(None, 200, {"Cache-Control": "no-store", "X-Accel-Buffering": "no", **(headers or {})})
+        del self.headers["content-length"]
+        self._events, self._streams = events, streams
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del scope
+        sending = asyncio.create_task(self._send(send), name="events")
+        leaving = asyncio.create_task(_left(receive), name="until the client leaves")
+        try:
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (sending, leaving):
+                task.cancel()
+            await asyncio.wait({sending, leaving})
+            self._streams.give_back()
+        if not sending.cancelled():
+            sending.result()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            async for event in self._events:
+                await self._put(send, b": nothing new\n\n" if event is None else _written(event))
+        except TimeoutError:  # it has not read for long; it can come back and go on
+            _log.info("stream_stalled")
+            raise
+        except Exception as problem:  # noqa: BLE001 - the stream must end with an outcome
+            answer = Answer.refusal(as_error(problem), trace_id())
+            await self._put(send, _written(live.outcome(answer)))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _put(self, send: Send, data: bytes) -> None:
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+        self._streams.sent(len(data))
+
+
+def _written(event: Event) -> bytes:
+    mark = b"" if event.offset is None else b"id: %d\n" % event.offset
+    return b"%bevent: %b\ndata: %b\n\n" % (mark, event.name.encode(), event.data)
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

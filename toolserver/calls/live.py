@@ -1,0 +1,94 @@
+"""A call as it runs: its output, progress and outcome as events, for any number of followers.
+
+Nothing is kept here for those who are slow. Each follower pulls a chunk at a time from the sandbox, which keeps the last
+of a call's output: one that falls behind further than that, or comes back late, is told what it missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from toolserver.calls.answer import Answer, encode_body
+from toolserver.calls.running import RunningCall
+from toolserver.sandbox.tool_sandbox import OutputPart, ToolSandbox
+
+CHUNK_BYTES = 64 << 10
+QUIET_S = 10.0  # after so long without an event a follower is told that there is none
+Name = Literal["started", "stdout", "stderr", "lost", "progress", "outcome"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """`data` is JSON. `offset`, of output: the byte of both streams together where a follower who has this one goes on."""
+
+    name: Name
+    data: bytes
+    offset: int | None = None
+
+    @classmethod
+    def of(cls, name: Name, data: dict[str, Any], offset: int | None = None) -> Event:
+        return cls(name, encode_body(data), offset)
+
+
+def started(call: RunningCall) -> Event:
+    told = {"call_id": call.call_id, "session_id": call.session.session_id, "tool": call.tool.name}
+    return Event.of("started", {**told, "trace_id": call.trace_id})
+
+
+def outcome(answer: Answer) -> Event:
+    """The last event: the status and the body that the call has without events."""
+    return Event("outcome", b'{"status":%d,"body":%b}' % (answer.status, answer.body))
+
+
+async def follow(call: RunningCall, offset: int, until: float) -> AsyncIterator[Event | None]:
+    """What the call says from byte `offset` of its output on, up to its end or to `until` (the loop's time).
+
+    None: nothing new for QUIET_S. The caller adds the outcome.
+    """
+    placed: set[asyncio.Future[Any]] = {call.placed, call.answer}
+    while not call.placed.done() and not call.answer.done() and _left_s(until) > 0:
+        if not (await asyncio.wait(placed, timeout=_left_s(until), return_when=asyncio.FIRST_COMPLETED))[0]:
+            yield None
+    if call.placed.done():
+        async for event in output(call.placed.result(), call.call_id, offset, until):
+            yield event
+    shown: dict[str, Any] | None = None
+    while not call.answer.done() and _left_s(until) > 0:
+        news: set[asyncio.Future[Any]] = {call.answer, call.progress.changed}
+        if call.progress.latest is not shown:
+            shown = call.progress.latest
+            if shown is not None:
+                yield Event.of("progress", shown)
+        elif not (await asyncio.wait(news, timeout=_left_s(until), return_when=asyncio.FIRST_COMPLETED))[0]:
+            yield None
+
+
+async def output(sandbox: ToolSandbox, call_id: str, offset: int, until: float) -> AsyncIterator[Event | None]:
+    """The output that the sandbox still has of the call, from byte `offset` on, up to its end; none if it can't tell."""
+    while (left_s := _left_s(until)) > 0:
+        part = await sandbox.output(call_id, offset, left_s, CHUNK_BYTES)
+        if part is None:
+            return
+        for event in _events(part, offset):
+            yield event
+        offset = part.next
+        if not part.chunks:
+            if part.ended:
+                return
+            yield None
+
+
+def _events(part: OutputPart, offset: int) -> list[Event]:
+    events = [Event.of("lost", {"bytes": part.lost}, offset + part.lost)] if part.lost else []
+    last = len(part.chunks) - 1
+    for place, (stream, text, end) in enumerate(part.chunks):
+        name: Name = "stdout" if stream == "stdout" else "stderr"
+        events.append(Event.of(name, {"text": text}, part.next if place == last else end))
+    return events
+
+
+def _left_s(until: float) -> float:
+    return min(QUIET_S, until - asyncio.get_running_loop().time())
