@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 PROTOCOL_VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")  # newest first
-WORKER_EXTENSION = "toolcrib/worker"
+WORKER_EXTENSION, WORKER_VERSION = "toolcrib/worker", 2
 MAX_LINE_BYTES = 8 << 20
 
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR = -32700, -32600, -32601, -32602, -32603
@@ -30,13 +30,28 @@ def refused(kind: str, message: str) -> ProtocolError:
     return ProtocolError(REFUSED, message, kind)
 
 
+class Encoded(bytes):
+    """A value that is JSON already, without a newline."""
+
+    __slots__ = ()
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def encode_value(value: Any) -> Encoded:
+    """Lone surrogates are replaced: a line is always valid UTF-8. Raises ValueError, RecursionError."""
+    return Encoded(_ENCODER.encode(value).encode("utf-8", "replace"))
+
+
 def encode(message: dict[str, Any]) -> bytes:
-    """One line. Lone surrogates are replaced: a line is always valid UTF-8."""
-    text = json.dumps({"jsonrpc": "2.0", **message}, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return text.encode("utf-8", "replace") + b"\n"
+    """One line."""
+    return encode_value({"jsonrpc": "2.0", **message}) + b"\n"
 
 
-def result(request_id: Any, value: dict[str, Any]) -> bytes:
+def result(request_id: Any, value: dict[str, Any] | Encoded) -> bytes:
+    if isinstance(value, Encoded):
+        return b'{"jsonrpc":"2.0","id":%b,"result":%b}\n' % (encode_value(request_id), value)
     return encode({"id": request_id, "result": value})
 
 
@@ -63,7 +78,7 @@ def initialize_result(params: dict[str, Any], name: str, version: str, *, worker
     asked = params.get("protocolVersion")
     capabilities: dict[str, Any] = {"tools": {"listChanged": False}}
     if worker:
-        capabilities["experimental"] = {WORKER_EXTENSION: {"version": 1}}
+        capabilities["experimental"] = {WORKER_EXTENSION: {"version": WORKER_VERSION}}
     return {
         "protocolVersion": asked if asked in PROTOCOL_VERSIONS else PROTOCOL_VERSIONS[0],
         "capabilities": capabilities,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 import traceback
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from sandbox_images.base import mcp_stdio as mcp
+from sandbox_images.base.call_memory import CallMemory, CallRecord, encode_result
 from sandbox_images.web import third_party
 from sandbox_images.web.outcome import Ended, Outcome
 from sandbox_images.web.progress import Progress
@@ -29,6 +31,7 @@ class _Call:
     """`stop` is why the task was cancelled: `cancel` is answered, `abandon` (MCP's own) is not, as MCP says."""
 
     request_id: Any
+    record: CallRecord
     tool: str
     arguments: dict[str, Any]
     deadline_s: float
@@ -41,8 +44,10 @@ class _Call:
 class Calls:
     """Owns the tasks of the calls and, through the tools, the converting process. Call `close` at the end."""
 
-    def __init__(self, settings: Settings, names: frozenset[str], send: Callable[[bytes], None]) -> None:
-        self._settings, self._names, self._send = settings, names, send
+    def __init__(
+        self, settings: Settings, names: frozenset[str], memory: CallMemory, send: Callable[[bytes], None]
+    ) -> None:
+        self._settings, self._names, self._memory, self._send = settings, names, memory, send
         self._running: dict[str, _Call] = {}
         self._slots = asyncio.Semaphore(MAX_RUNNING)
         self._loading = asyncio.Lock()
@@ -62,12 +67,12 @@ class Calls:
         meta = params.get("_meta")
         about = meta.get("toolcrib/call") if isinstance(meta, dict) else None
         about = about if isinstance(about, dict) else {}
-        call_id = str(about.get("call_id", f"request-{request_id}"))
-        if call_id in self._running:
-            raise mcp.ProtocolError(mcp.INVALID_REQUEST, f"a call {call_id[:128]} is running already")
+        call_id = about.get("call_id")
+        call_id = call_id if isinstance(call_id, str) and call_id else os.urandom(8).hex()
+        record = self._memory.admit(call_id, about.get("epoch"))
         deadline_s = _positive(about.get("deadline_s"), DEFAULT_DEADLINE_S)
         text_bytes = int(_positive(about.get("max_text_bytes"), DEFAULT_TEXT_BYTES))
-        call = _Call(request_id, name, arguments, deadline_s, text_bytes)
+        call = _Call(request_id, record, name, arguments, deadline_s, text_bytes)
         self._running[call_id] = call
         call.task = asyncio.create_task(self._run(call), name=call_id)
         call.task.add_done_callback(lambda _: self._running.pop(call_id, None))
@@ -98,7 +103,8 @@ class Calls:
             return False
         if call.stop is None:
             call.stop = why
-            call.task.cancel()
+            # after its first step: a task that is cancelled before never runs, so it could not answer
+            asyncio.get_running_loop().call_soon(call.task.cancel)
         return True
 
     async def _run(self, call: _Call) -> None:
@@ -106,10 +112,13 @@ class Calls:
         try:
             outcome = await self._outcome(call)
         except asyncio.CancelledError:
-            if call.stop != "cancel":
+            if call.stop is None:
                 raise
             outcome = Outcome("cancelled", "The call was cancelled before it was done.", [call.progress.note])
-        self._send(mcp.result(call.request_id, outcome.as_result(round((time.monotonic() - started) * 1000))))
+        result = encode_result(outcome.as_result(round((time.monotonic() - started) * 1000)))
+        self._memory.ended(call.record, result, ran=outcome.end != "invalid")
+        if call.stop != "abandon":
+            self._send(mcp.result(call.request_id, result))
 
     async def _outcome(self, call: _Call) -> Outcome:
         try:

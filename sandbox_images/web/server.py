@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from sandbox_images.base import mcp_stdio as mcp
+from sandbox_images.base.call_memory import CallMemory
+from sandbox_images.base.lease import Lease
+from sandbox_images.base.pollable import pollable
 from sandbox_images.web import settings as web_settings
 from sandbox_images.web.calls import Calls
 
@@ -20,11 +23,14 @@ _NO_WORKSPACE = ("toolcrib/file.", "toolcrib/archive.")
 
 
 def run() -> int:
-    """Serves until stdin ends. Returns the exit code."""
+    """Serves until stdin ends or the lease is over. Returns the exit code."""
     try:
         settings = web_settings.read(os.environ)
     except ValueError as problem:
         print(f"web: {problem}", file=sys.stderr)
+        return 2
+    if not pollable(0):
+        print("web: stdin must be a pipe, a socket or a terminal", file=sys.stderr)
         return 2
     asyncio.run(_serve(settings))
     return 0
@@ -32,7 +38,24 @@ def run() -> int:
 
 async def _serve(settings: web_settings.Settings) -> None:
     reader, writer = await _streams()
-    server = Server(writer, settings)
+    over = asyncio.Event()
+    lease = Lease(asyncio.get_running_loop().call_later, over.set)
+    server = Server(writer, settings, lease)
+    reading = asyncio.create_task(_read(reader, writer, server, lease))
+    waiting = asyncio.create_task(over.wait())
+    try:
+        done, _ = await asyncio.wait([reading, waiting], return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        reading.cancel()
+        waiting.cancel()
+        await asyncio.gather(reading, waiting, return_exceptions=True)
+        await server.close()
+
+
+async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, server: Server, lease: Lease) -> None:
+    """Until stdin ends. While nobody takes the answers, no more requests are read: so they stay few."""
     try:
         while True:
             try:
@@ -46,12 +69,11 @@ async def _serve(settings: web_settings.Settings) -> None:
                 continue
             if not line.endswith(b"\n"):
                 return
+            lease.heard()
             server.receive(line)
             await writer.drain()
     except ConnectionError:
         return  # nobody reads the answers any more
-    finally:
-        await server.close()
 
 
 async def _streams() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -71,10 +93,16 @@ async def _streams() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
 class Server:
     """Takes lines and answers them. A call's answer comes when it is done; everything else is answered at once."""
 
-    def __init__(self, writer: asyncio.StreamWriter, settings: web_settings.Settings) -> None:
+    def __init__(self, writer: asyncio.StreamWriter, settings: web_settings.Settings, lease: Lease) -> None:
         self._writer = writer
+        self._memory = CallMemory(asyncio.get_running_loop().call_later, lease)
         self._tools: list[dict[str, Any]] = json.loads(_TOOLS.read_text(encoding="utf-8"))["tools"]
-        self._calls = Calls(settings, frozenset(tool["name"] for tool in self._tools), self.send)
+        self._calls = Calls(settings, frozenset(tool["name"] for tool in self._tools), self._memory, self.send)
+        self._remembered = {
+            "toolcrib/attach": self._memory.attach,
+            "toolcrib/recall": self._memory.recall,
+            "toolcrib/output": self._memory.output,
+        }
 
     def send(self, line: bytes) -> None:
         self._writer.write(line)
@@ -113,7 +141,15 @@ class Server:
         if method == "tools/call":
             self._calls.start(message["id"], params)
             return
+        if method in self._remembered:
+            self._remembered[method](params, lambda value: self._reply(message["id"], value))
+            return
         self.send(mcp.result(message["id"], self._answer(str(method), params)))
+
+    def _reply(self, request_id: Any, value: dict[str, Any] | mcp.Encoded | mcp.ProtocolError) -> None:
+        self.send(
+            mcp.error(request_id, value) if isinstance(value, mcp.ProtocolError) else mcp.result(request_id, value)
+        )
 
     def _answer(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         if method == "initialize":
@@ -123,6 +159,7 @@ class Server:
         if method == "tools/list":
             return {"tools": self._tools}
         if method == "toolcrib/bind":
+            self._memory.bind(params)
             self._calls.bind(params.get("env"))
             return {}
         if method == "toolcrib/cancel":

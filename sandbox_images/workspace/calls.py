@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any
 
-from sandbox_images.base.mcp_stdio import ProtocolError
+from sandbox_images.base.call_memory import CallMemory, CallRecord, encode_result
+from sandbox_images.base.mcp_stdio import Encoded, ProtocolError
 from sandbox_images.workspace import cgroup, workspace_scan
 from sandbox_images.workspace.artifacts import Artifacts
 from sandbox_images.workspace.event_loop import Loop, Timer
@@ -79,14 +80,21 @@ class Call:
     """One tools/call. Whoever runs it sets `stop`, which is asked to end it early and then calls `Calls.finish`."""
 
     __slots__ = ("arguments", "artifacts", "before", "call_id", "deadline_s", "displays", "ended", "max_text", "muted", "oom_before",
-                 "output", "request_id", "started", "stop", "timer", "tool", "writes")  # fmt: skip
+                 "output", "record", "request_id", "started", "stop", "timer", "tool", "writes")  # fmt: skip
 
     def __init__(
-        self, request_id: Any, tool: str, arguments: dict[str, Any], meta: dict[str, Any], *, writes: bool
+        self,
+        request_id: Any,
+        tool: str,
+        arguments: dict[str, Any],
+        record: CallRecord,
+        meta: dict[str, Any],
+        *,
+        writes: bool,
     ) -> None:
         self.request_id, self.tool, self.arguments, self.writes = request_id, tool, arguments, writes
-        call_id, deadline, text = meta.get("call_id"), meta.get("deadline_s"), meta.get("max_text_bytes")
-        self.call_id = call_id if isinstance(call_id, str) and call_id else os.urandom(8).hex()
+        self.record, self.call_id = record, record.call_id
+        deadline, text = meta.get("deadline_s"), meta.get("max_text_bytes")
         good = isinstance(deadline, (int, float)) and not isinstance(deadline, bool) and 0 < deadline <= MAX_DEADLINE_S
         self.deadline_s: float = deadline if good and deadline is not None else DEFAULT_DEADLINE_S
         self.max_text = max(MIN_TEXT_BYTES, text) if isinstance(text, int) else DEFAULT_TEXT_BYTES
@@ -108,14 +116,25 @@ class Calls:
     """All calls under way. A handler is a generator that returns the Ending, or starts something that calls `finish` later."""
 
     def __init__(
-        self, loop: Loop, quota: Quota, artifacts: Artifacts, answer: Callable[[Any, dict[str, Any]], None]
+        self,
+        loop: Loop,
+        quota: Quota,
+        artifacts: Artifacts,
+        memory: CallMemory,
+        answer: Callable[[Any, Encoded], None],
     ) -> None:
-        self.loop, self.quota, self.artifacts, self._answer = loop, quota, artifacts, answer
+        self.loop, self.quota, self.artifacts, self.memory, self._answer = loop, quota, artifacts, memory, answer
         self._by_call: dict[str, Call] = {}
         self._by_request: dict[Any, Call] = {}
 
     def is_open(self, request_id: Any) -> bool:
         return request_id in self._by_request
+
+    def admit(self, meta: dict[str, Any]) -> CallRecord:
+        """The record of a call that may run; one without a call_id gets one. Raises ProtocolError."""
+        call_id = meta.get("call_id")
+        named = isinstance(call_id, str) and call_id
+        return self.memory.admit(str(call_id) if named else os.urandom(8).hex(), meta.get("epoch"))
 
     def begin(self, call: Call, handler: Handler) -> None:
         self._by_request[call.request_id] = call
@@ -158,7 +177,7 @@ class Calls:
             yield
 
     def new_output(self, call: Call) -> Output:
-        call.output = Output(call.max_text, self.artifacts.spool(call.call_id))
+        call.output = Output(call.max_text, self.artifacts.spool(call.call_id), call.record)
         return call.output
 
     def finish(self, call: Call, ending: Ending) -> None:
@@ -179,10 +198,10 @@ class Calls:
             changed = workspace_scan.changes(call.before, self.quota.snapshot)
             if ending.end in ("done", "failed") and self.quota.exceeded(call.before.bytes):
                 ending.end, ending.message = "disk_full", self.quota.message()
-        result = self._result(call, ending, changed)
+        result = encode_result(self._result(call, ending, changed))
         del self._by_request[call.request_id]
-        if self._by_call.get(call.call_id) is call:
-            del self._by_call[call.call_id]
+        del self._by_call[call.call_id]
+        self.memory.ended(call.record, result, ran=ending.end != "invalid")
         if not call.muted:
             self._answer(call.request_id, result)
 

@@ -6,11 +6,11 @@ import os
 from collections.abc import Generator
 from typing import Any
 
+from sandbox_images.base.byte_text import readable
 from sandbox_images.workspace.beneath import explain
 from sandbox_images.workspace.calls import Call, Ending, ToolFailure
 from sandbox_images.workspace.file_store import FileStore
 from sandbox_images.workspace.file_tools import path_argument, said
-from sandbox_images.workspace.output import readable
 
 STEP_BYTES, PROBE_BYTES = 128 << 10, 8192
 MAX_SCANNED_BYTES = 256 << 20  # how far into a file lines are counted

@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import binascii
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any
 
+from sandbox_images.base.call_memory import Reply
 from sandbox_images.base.mcp_stdio import INVALID_PARAMS, ProtocolError, refused
 from sandbox_images.workspace.archive_transfer import ArchiveReader, ArchiveWriter
 from sandbox_images.workspace.beneath import clean, explain
@@ -16,7 +17,6 @@ from sandbox_images.workspace.family import Family
 from sandbox_images.workspace.file_store import Draft, FileStore, describe
 from sandbox_images.workspace.quota import Quota
 
-Reply = Callable[[dict[str, Any] | ProtocolError], None]
 MAX_PIECE_BYTES = 1 << 20
 MAX_HANDLES = 64
 MAX_LISTED = 10_000

@@ -11,6 +11,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from sandbox_images.base.byte_text import readable, whole_text
+from sandbox_images.base.call_memory import CallRecord
+
 CHUNK = 1 << 16
 MARKER_BYTES = 200  # room that a marker may take
 
@@ -39,39 +42,11 @@ class Stream:
             return bytes(self.head + self.tail), 0, b""
         room = max(0, room - MARKER_BYTES)
         first = room // 2
-        head = _whole_text(bytes(self.head[:first]), at_end=True)
+        head = whole_text(bytes(self.head[:first]), at_end=True)
         last = room - first
         tail = bytes((self.head + self.tail)[-last:] if last else b"")
-        tail = _whole_text(tail, at_end=False)
+        tail = whole_text(tail, at_end=False)
         return head, self.total - len(head) - len(tail), tail
-
-
-def _whole_text(data: bytes, *, at_end: bool) -> bytes:
-    """Without the broken character that cutting has left at one end."""
-    if at_end:
-        for back in range(1, min(4, len(data)) + 1):
-            byte = data[-back]
-            if byte >= 0xC0:
-                needed = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-                return data[:-back] if needed > back else data
-            if byte < 0x80:
-                break
-        return data
-    for skip in range(min(4, len(data))):
-        if not 0x80 <= data[skip] < 0xC0:
-            return data[skip:]
-    return data
-
-
-def readable(data: bytes) -> tuple[str, bool]:
-    r"""The text of bytes, and whether it says them exactly. Bytes that are no UTF-8, and NUL, become \xNN."""
-    try:
-        text, exact = data.decode(), True
-    except UnicodeDecodeError:
-        text, exact = data.decode("utf-8", "backslashreplace"), False
-    if "\x00" in text:
-        text, exact = text.replace("\x00", "\\x00"), False
-    return text, exact
 
 
 class Spool:
@@ -115,14 +90,18 @@ class Output:
 
     NAMES = ("stdout", "stderr", "result")
 
-    def __init__(self, limit: int, spool: Spool, *, log: bool = False) -> None:
-        """`log`: all of it goes to the spool from the first byte, and the spool stays open when this output is closed."""
-        self.limit, self.spool, self._log = limit, spool, log
+    def __init__(self, limit: int, spool: Spool, record: CallRecord | None = None) -> None:
+        """`record`: of the call that writes this. Without one it is the log of a background job: all of it goes to the spool
+        from the first byte, and the spool stays open when this output is closed.
+        """
+        self.limit, self.spool, self._record = limit, spool, record
         self.stdout, self.stderr, self.result = Stream(limit), Stream(limit), Stream(limit)
         self._made: tuple[tuple[int, int, bool], tuple[dict[str, str], bool, int]] | None = (
             None  # they are asked for more than once
         )
-        self._early: list[bytes] | None = None if log else []  # all of it in order, until the limit is passed
+        self._early: list[bytes] | None = (
+            None if record is None else []
+        )  # all of it in order, until the limit is passed
 
     @property
     def total(self) -> int:
@@ -130,6 +109,8 @@ class Output:
 
     def feed(self, stream: Stream, data: bytes) -> None:
         stream.feed(data)
+        if self._record is not None and stream is not self.result:
+            self._record.feed(stream is self.stderr, data)
         if self._early is None:
             self.spool.write(data)
             return
@@ -141,7 +122,7 @@ class Output:
             self._early = [b"".join(self._early)]
 
     def close(self) -> None:
-        if not self._log:
+        if self._record is not None:
             self.spool.close()
 
     def _shares(self) -> dict[str, int]:

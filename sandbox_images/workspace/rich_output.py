@@ -6,9 +6,9 @@ import base64
 import json
 from typing import Any
 
+from sandbox_images.base.byte_text import readable
 from sandbox_images.workspace.artifacts import Artifacts
 from sandbox_images.workspace.calls import Call, Ending
-from sandbox_images.workspace.output import readable
 
 TABLE = "application/vnd.toolcrib.table+json"
 PICTURES = ("image/png", "image/jpeg")

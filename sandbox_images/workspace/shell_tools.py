@@ -169,7 +169,7 @@ class ShellTools:
         self._calls.finish(call, Ending(content=[{"type": "text", "text": text}], structured=job.facts()))
 
     def _new_log(self, job_id: str) -> Output:
-        return Output(JOB_TEXT_BYTES, self._artifacts.spool(job_id), log=True)
+        return Output(JOB_TEXT_BYTES, self._artifacts.spool(job_id))
 
     def _forget_old(self) -> None:
         for job_id in list(self._jobs):
@@ -235,7 +235,7 @@ class ShellTools:
         output = job.command.output
         output.limit = min(output.limit, call.max_text)
         blocks, streams, truncated = output_blocks(output)
-        fresh = Output(JOB_TEXT_BYTES, output.spool, log=True)
+        fresh = Output(JOB_TEXT_BYTES, output.spool)
         job.command.output = fresh
         log = {"log": output.spool.path, "log_incomplete": output.spool.incomplete} if output.spool.path else {}
         blocks.append({"type": "text", "text": f"[{job.describe()}]"})

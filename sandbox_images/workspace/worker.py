@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import sys
-from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import Any
@@ -20,108 +19,29 @@ from typing import Any
 HERE = os.path.dirname(os.path.realpath(__file__))
 sys.path.insert(0, os.path.dirname(os.path.dirname(HERE)))
 from sandbox_images.base import mcp_stdio  # noqa: E402 - the folder is put on the path just above
-from sandbox_images.base.mcp_stdio import ProtocolError  # noqa: E402
+from sandbox_images.base.call_memory import CallMemory, Reply  # noqa: E402
+from sandbox_images.base.lease import Lease  # noqa: E402
+from sandbox_images.base.mcp_stdio import Encoded, ProtocolError  # noqa: E402
+from sandbox_images.base.pollable import pollable  # noqa: E402
 from sandbox_images.workspace import arguments, cgroup, environment, processes  # noqa: E402
 from sandbox_images.workspace.artifacts import Artifacts  # noqa: E402
 from sandbox_images.workspace.beneath import Workspace  # noqa: E402
 from sandbox_images.workspace.calls import Call, Calls, Ending, Handler  # noqa: E402
-from sandbox_images.workspace.event_loop import WRITABLE, Loop  # noqa: E402
+from sandbox_images.workspace.event_loop import Loop  # noqa: E402
 from sandbox_images.workspace.family import Family  # noqa: E402
 from sandbox_images.workspace.file_read import FileRead  # noqa: E402
 from sandbox_images.workspace.file_search import FileSearch  # noqa: E402
 from sandbox_images.workspace.file_store import FileStore  # noqa: E402
 from sandbox_images.workspace.file_tools import FileTools  # noqa: E402
-from sandbox_images.workspace.file_transfer import FileTransfer, Reply  # noqa: E402
+from sandbox_images.workspace.file_transfer import FileTransfer  # noqa: E402
 from sandbox_images.workspace.interpreter_host import InterpreterHost  # noqa: E402
 from sandbox_images.workspace.notebook import Notebook  # noqa: E402
+from sandbox_images.workspace.protocol_stream import ProtocolStream  # noqa: E402
 from sandbox_images.workspace.quota import Quota  # noqa: E402
 from sandbox_images.workspace.shell_tools import ShellTools  # noqa: E402
 
 NAME, VERSION = "toolcrib-workspace", "1"
 READ_ONLY = {"file_read", "file_list", "file_search", "shell_read"}
-MAX_WAITING_OUTPUT = 64 << 20  # beyond it no more requests are read
-
-
-class Stream:
-    """The protocol stream: lines in, lines out, neither ever waited for."""
-
-    def __init__(self, loop: Loop, on_line: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
-        self._loop, self._on_line, self._on_end = loop, on_line, on_end
-        self._in, self._out = os.dup(0), os.dup(1)
-        null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, 0)
-        os.dup2(2, 1)  # a stray print must not break the protocol
-        os.close(null)
-        os.set_blocking(self._in, False)
-        os.set_blocking(self._out, False)
-        self._incoming, self._skipping = bytearray(), False
-        self._outgoing: deque[bytes] = deque()
-        self._waiting = 0
-        loop.watch(self._in, lambda _events: self._read())
-
-    def _read(self) -> None:
-        try:
-            data = os.read(self._in, 1 << 18)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._loop.unwatch(self._in)
-            self._on_end()
-            return
-        if not self._incoming and not self._skipping and data.find(b"\n") == len(data) - 1:
-            self._on_line(data)  # the usual case: one whole line
-            return
-        self._incoming += data
-        *lines, rest = self._incoming.split(b"\n")
-        self._incoming = rest
-        for line in lines:
-            if self._skipping:
-                self._skipping = False
-            else:
-                self._on_line(bytes(line))
-        if len(self._incoming) > mcp_stdio.MAX_LINE_BYTES:
-            self._incoming.clear()
-            if not self._skipping:
-                self._skipping = True
-                self.send(mcp_stdio.error(None, ProtocolError(mcp_stdio.INVALID_REQUEST, "the message is too long")))
-
-    def send(self, line: bytes) -> None:
-        if self._outgoing:
-            self._outgoing.append(line)
-            self._waiting += len(line)
-            return
-        try:
-            written = os.write(self._out, line)
-        except BlockingIOError:
-            written = 0
-        except OSError:
-            return  # nobody reads any more; the end of stdin follows
-        if written < len(line):
-            self._outgoing.append(line[written:])
-            self._waiting = len(line) - written
-            self._loop.watch(self._out, lambda _events: self._flush(), WRITABLE)
-        if self._waiting > MAX_WAITING_OUTPUT:
-            self._loop.unwatch(self._in)
-
-    def _flush(self) -> None:
-        try:
-            while self._outgoing:
-                data = self._outgoing[0]
-                written = os.write(self._out, data)
-                self._waiting -= written
-                if written < len(data):
-                    self._outgoing[0] = data[written:]
-                    return
-                self._outgoing.popleft()
-        except BlockingIOError:
-            return
-        except OSError:
-            self._outgoing.clear()
-        self._waiting = 0
-        self._loop.unwatch(self._out)
-        self._loop.watch(self._in, lambda _events: self._read())
 
 
 class Worker:
@@ -133,7 +53,9 @@ class Worker:
         workspace = Workspace(root)
         self.quota = Quota(self.loop, workspace)
         artifacts = Artifacts(workspace, self.quota)
-        self.calls = Calls(self.loop, self.quota, artifacts, self._answer_call)
+        self._lease = Lease(self.loop.call_later, self.loop.stop)
+        memory = self._memory = CallMemory(self.loop.call_later, self._lease)
+        self.calls = Calls(self.loop, self.quota, artifacts, memory, self._answer_call)
         self._store = FileStore(workspace, self.quota)
         notebook = Notebook(self._store)
         self.interpreter = InterpreterHost(
@@ -170,16 +92,17 @@ class Worker:
         }  # fmt: skip
         self._methods: dict[str, Callable[[dict[str, Any], Reply], None]] = {
             "initialize": self._initialize, "ping": lambda _params, reply: reply({}), "tools/list": self._list_tools,
+            "toolcrib/attach": memory.attach, "toolcrib/recall": memory.recall, "toolcrib/output": memory.output,
             "toolcrib/bind": self._bind, "toolcrib/cancel": self._cancel, "toolcrib/peek": self._peek, "toolcrib/usage": self._usage,
             "toolcrib/file.stat": transfer.stat, "toolcrib/file.list": transfer.list, "toolcrib/file.open": transfer.open,
             "toolcrib/file.read": transfer.read, "toolcrib/file.write": transfer.write, "toolcrib/file.close": transfer.close,
             "toolcrib/file.delete": transfer.delete, "toolcrib/archive.open": transfer.open_archive,
         }  # fmt: skip
-        self._stream = Stream(self.loop, self._on_line, self.loop.stop)
+        self._stream = ProtocolStream(self.loop, self._on_line, self.loop.stop, self._lease.heard)
         self._bound = False
 
     def run(self) -> None:
-        """Serve until stdin ends."""
+        """Serve until stdin ends or the lease is over."""
         self.loop.start(self._store.clear_incoming())
         self.loop.run()
         self.family.end_all()
@@ -219,20 +142,15 @@ class Worker:
                 mcp_stdio.error(request_id, mcp_stdio.refused("invalid_path", f"refused: {problem.strerror}"))
             )
 
-    def _reply(self, request_id: Any, value: dict[str, Any] | ProtocolError) -> None:
+    def _reply(self, request_id: Any, value: dict[str, Any] | Encoded | ProtocolError) -> None:
         self._stream.send(
             mcp_stdio.error(request_id, value)
             if isinstance(value, ProtocolError)
             else mcp_stdio.result(request_id, value)
         )
 
-    def _answer_call(self, request_id: Any, value: dict[str, Any]) -> None:
-        try:
-            line = mcp_stdio.result(request_id, value)
-        except (ValueError, RecursionError):
-            value.pop("structuredContent", None)  # a value out of user code that JSON can't say
-            line = mcp_stdio.result(request_id, value)
-        self._stream.send(line)
+    def _answer_call(self, request_id: Any, value: Encoded) -> None:
+        self._stream.send(mcp_stdio.result(request_id, value))
 
     def _notice(self, method: Any, params: Any) -> None:
         if method == "notifications/cancelled" and isinstance(params, dict):
@@ -254,8 +172,9 @@ class Worker:
         if self.calls.is_open(request_id):
             raise ProtocolError(mcp_stdio.INVALID_REQUEST, "a request with this id is still open")
         meta = (params.get("_meta") or {}).get("toolcrib/call") if isinstance(params.get("_meta") or {}, dict) else None
+        meta = meta if isinstance(meta, dict) else {}
         given = {} if given is None else given
-        call = Call(request_id, name, given, meta if isinstance(meta, dict) else {}, writes=name not in READ_ONLY)
+        call = Call(request_id, name, given, self.calls.admit(meta), meta, writes=name not in READ_ONLY)
         if not isinstance(given, dict):
             problems = [{"pointer": "", "message": "the arguments must be an object"}]
         else:
@@ -270,6 +189,7 @@ class Worker:
             raise ProtocolError(mcp_stdio.INVALID_PARAMS, "env must map names to texts, neither with NUL")
         if not isinstance(limits, dict):
             raise ProtocolError(mcp_stdio.INVALID_PARAMS, "limits must be an object")
+        self._memory.bind(params)
         self._bound = True
         disk, memory = limits.get("disk_mb"), limits.get("memory_mb")
         if isinstance(disk, (int, float)) and disk > 0:
@@ -313,7 +233,10 @@ def _refusing(problems: list[dict[str, str]]) -> Handler:
     return refuse
 
 
-def main() -> None:
+def main() -> int:
+    if not pollable(0):
+        print("worker: stdin must be a pipe, a socket or a terminal", file=sys.stderr)
+        return 2
     root = (
         sys.argv[2]
         if len(sys.argv) == 3 and sys.argv[1] == "--workspace"
@@ -328,7 +251,8 @@ def main() -> None:
                 signum, signal.SIG_IGN
             )  # user code may send them to PID 1; the server ends a sandbox by its stdin
     Worker(root).run()
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from toolserver.runtime.base import SandboxSpec
+from toolserver.runtime.fake_calls import FakeCalls
 from toolserver.runtime.fake_files import FakeFiles
 from toolserver.runtime.fake_pipe import FakePipe
 from toolserver.runtime.fake_workspace import FakeWorkspace, Refused
@@ -137,7 +138,7 @@ class FakeToolServer:
         self.requests: list[dict[str, Any]] = []  # all that came, for assertions
         self._files = FakeFiles(workspace)
         self._calls: dict[str, tuple[FakeCall, asyncio.Task[dict[str, Any]]]] = {}
-        self._ended: dict[str, FakeCall] = {}
+        self._remembered = FakeCalls()
         self._stdout = FakePipe()
 
     async def serve(self, stdin: FakePipe, stdout: FakePipe) -> None:
@@ -185,16 +186,23 @@ class FakeToolServer:
             raise LookupError(method)
         match method.removeprefix("toolcrib/"):
             case "bind":
+                self._remembered.take_epoch(params.get("epoch", 0))
                 self.bound = params
                 return {}
+            case "attach":
+                self._remembered.take_epoch(params["epoch"])
+                calls = self._remembered.states()
+                return {"epoch": params["epoch"], "bound": self.bound is not None, "calls": calls}
+            case "recall":
+                return await self._remembered.recall(params["call_id"], params.get("wait_s", 0))
+            case "output":
+                return await self._remembered.output(**params)
             case "cancel":
                 return {"found": self._cancel(params["call_id"])}
             case "peek":
                 call, _ = self._calls.get(params["call_id"], (None, None))
                 text = "".join(call.output) if call else ""
                 return {"content": [{"type": "text", "text": text}] if text else []}
-            case "output":
-                return await self._output(params)
             case "usage":
                 size, count = self.workspace.size(), len(self.workspace.files)
                 return {"workspace_bytes": size, "workspace_files": count, "memory_bytes": 1 << 20}
@@ -204,7 +212,7 @@ class FakeToolServer:
     def _initialize(self, params: dict[str, Any]) -> dict[str, Any]:
         capabilities: dict[str, Any] = {"tools": {"listChanged": False}}
         if self.extension:
-            capabilities["experimental"] = {"toolcrib/worker": {"version": 1}}
+            capabilities["experimental"] = {"toolcrib/worker": {"version": 2}}
         version = params.get("protocolVersion", "2025-11-25")
         about = {"name": f"fake-{self.spec.image}", "version": "1"}
         return {"protocolVersion": version, "capabilities": capabilities, "serverInfo": about}
@@ -215,31 +223,27 @@ class FakeToolServer:
             found[1].cancel()
         return found is not None
 
-    async def _output(self, params: dict[str, Any]) -> dict[str, Any]:
-        """All of it is stdout, and all of it is kept."""
-        call_id, offset = params["call_id"], params["offset"]
-        until = asyncio.get_running_loop().time() + params["wait_s"]
-        while True:
-            running = self._calls.get(call_id)
-            call = running[0] if running is not None else self._ended.get(call_id)
-            data = b"" if call is None else "".join(call.output).encode()[offset:][: params["max_bytes"]]
-            if data or running is None or asyncio.get_running_loop().time() >= until:
-                break
-            await asyncio.sleep(0.005)
-        following = offset + len(data)
-        chunks = [{"stream": "stdout", "text": data.decode("utf-8", "replace"), "end": following}] if data else []
-        return {"chunks": chunks, "next": following, "lost": 0, "ended": running is None}
-
     async def _call(self, params: dict[str, Any]) -> dict[str, Any]:
         tool = self.tools[params["name"]]
         meta = params.get("_meta", {}).get("toolcrib/call", {})
         token = params.get("_meta", {}).get("progressToken")
         call = FakeCall(self, tool.name, params.get("arguments") or {}, meta.get("call_id"), token=token)
-        task = asyncio.ensure_future(tool.handler(call))
         key = call.call_id or f"anonymous-{id(call)}"
+        record = self._remembered.admit(key, call.output, meta.get("epoch", 0))
+        task = asyncio.ensure_future(tool.handler(call))
         self._calls[key] = (call, task)
         try:
-            async with asyncio.timeout(meta.get("deadline_s")):
+            record.result = await self._result(call, task, meta.get("deadline_s"))
+            return record.result
+        finally:
+            task.cancel()
+            del self._calls[key]
+
+    async def _result(
+        self, call: FakeCall, task: asyncio.Task[dict[str, Any]], deadline_s: float | None
+    ) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(deadline_s):
                 await asyncio.wait([task])
         except TimeoutError:
             task.cancel()
@@ -247,10 +251,6 @@ class FakeToolServer:
             return text_result(
                 "".join(call.output), end="deadline", message="The call outlived its deadline.", state="kept"
             )
-        finally:
-            task.cancel()
-            del self._calls[key]
-            self._ended[key] = call
         if task.cancelled():
             return text_result("".join(call.output), end="cancelled", message="The call was cancelled.", state="kept")
         return task.result()

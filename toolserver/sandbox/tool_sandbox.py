@@ -16,7 +16,7 @@ from toolserver.errors import RuntimeUnavailable, SandboxGone
 from toolserver.runtime.base import Sandbox, SandboxEnd
 from toolserver.sandbox.stdio_client import RpcError, StdioClient
 
-WORKER_EXTENSION = "toolcrib/worker"
+WORKER_EXTENSION, WORKER_VERSION = "toolcrib/worker", 2
 PROTOCOL_VERSION = "2025-11-25"
 STATELESS_VERSION = "2026-07-28"  # the era without `initialize`
 _CLIENT = {"name": "toolcrib-toolserver", "version": "1"}
@@ -98,7 +98,7 @@ class ToolSandbox:
         capabilities = welcome.get("capabilities")
         experimental = capabilities.get("experimental") if isinstance(capabilities, dict) else None
         worker = experimental.get(WORKER_EXTENSION) if isinstance(experimental, dict) else None
-        self.has_worker = isinstance(worker, dict) and worker.get("version") == 1
+        self.has_worker = isinstance(worker, dict) and worker.get("version") == WORKER_VERSION
 
     async def list_tools(self, timeout_s: float) -> list[dict[str, Any]]:
         """All pages. Raises as StdioClient.request."""

@@ -28,7 +28,7 @@ def test_it_introduces_itself_with_the_extension(worker: Worker) -> None:
         "initialize", protocolVersion="2025-06-18", capabilities={}, clientInfo={"name": "t", "version": "1"}
     )
     assert answer["protocolVersion"] == "2025-06-18"
-    assert answer["capabilities"]["experimental"]["toolcrib/worker"] == {"version": 1}
+    assert answer["capabilities"]["experimental"]["toolcrib/worker"] == {"version": 2}
     worker.notify("notifications/initialized")
     assert [tool["name"] for tool in worker.ask("tools/list")["tools"]] == ["web_fetch", "web_search"]
     assert worker.ask("ping") == {}
@@ -91,15 +91,15 @@ def test_mcps_own_cancelling_is_not_answered(worker: Worker, site: Site) -> None
         assert worker.ask("ping") == {}
 
 
-def test_a_call_id_runs_once_at_a_time(worker: Worker, site: Site) -> None:
+def test_a_call_id_runs_once(worker: Worker, site: Site) -> None:
     site.pages["/slow"] = SLOW
     about = {"call_id": "twice", "deadline_s": 2, "max_text_bytes": 65_536}
     first = worker.start("web_fetch", {"url": site.url("/slow")}, **about)
-    assert (
-        "running already"
-        in worker.wait(worker.start("web_fetch", {"url": site.url("/slow")}, **about))["error"]["message"]
-    )
+    again = worker.wait(worker.start("web_fetch", {"url": site.url("/slow")}, **about))
+    assert again["error"]["data"]["kind"] == "call_exists"
     assert worker.wait(first)["result"]["_meta"]["toolcrib/outcome"]["end"] == "deadline"
+    again = worker.wait(worker.start("web_fetch", {"url": site.url("/slow")}, **about))
+    assert again["error"]["data"]["kind"] == "call_exists"
 
 
 @pytest.mark.parametrize(
@@ -178,3 +178,40 @@ def test_wrong_settings_are_refused_at_the_start() -> None:
     assert started.returncode == 2
     assert b"'nonsense' is not host:port" in started.stderr
     assert started.stdout == b""
+
+
+def test_a_server_that_comes_back_finds_its_calls(site: Site) -> None:
+    with running_worker(allow_private=f"127.0.0.1:{site.port}") as worker:
+        site.pages["/slow"] = SLOW
+        about = {"call_id": "first", "deadline_s": 1, "max_text_bytes": 65_536}
+        worker.ask("toolcrib/bind", env={}, limits={}, epoch=1, lease_s=60)
+        call = worker.start("web_fetch", {"url": site.url("/slow")}, epoch=1, **about)
+        worker.write(b'{"jsonrpc": "2.0", "id": 5, "met\n')  # the dead server was cut off here
+        attached = worker.ask("toolcrib/attach", epoch=2, lease_s=60)
+        assert attached == {"epoch": 2, "bound": True, "calls": [{"call_id": "first", "state": "running"}]}
+        stale = worker.wait(worker.start("web_fetch", {"url": site.url("/slow")}, epoch=1, call_id="stale"))
+        assert stale["error"]["data"]["kind"] == "stale_epoch"
+        recalled = worker.ask("toolcrib/recall", call_id="first", wait_s=30)
+        assert recalled == {"state": "ended", "result": worker.wait(call)["result"]}
+        assert worker.ask("toolcrib/recall", call_id="stale") == {"state": "unknown"}
+        assert worker.ask("toolcrib/output", call_id="first") == {"chunks": [], "next": 0, "lost": 0, "ended": True}
+
+
+def test_a_call_cancelled_in_the_same_breath_is_answered(site: Site) -> None:
+    with running_worker(allow_private=f"127.0.0.1:{site.port}") as worker:
+        params = {
+            "name": "web_fetch",
+            "arguments": {"url": site.url("/")},
+            "_meta": {"toolcrib/call": {"call_id": "breath"}},
+        }
+        call = {"jsonrpc": "2.0", "id": 70, "method": "tools/call", "params": params}
+        cancel = {"jsonrpc": "2.0", "id": 71, "method": "toolcrib/cancel", "params": {"call_id": "breath"}}
+        worker.write(json.dumps(call).encode() + b"\n" + json.dumps(cancel).encode() + b"\n")
+        assert worker.wait(70)["result"]["_meta"]["toolcrib/outcome"]["end"] == "cancelled"
+        assert worker.wait(71)["result"] == {"found": True}
+
+
+def test_a_worker_that_hears_nothing_ends() -> None:
+    with running_worker() as worker:
+        worker.ask("toolcrib/attach", epoch=1, lease_s=0.5)
+        assert worker.process.wait(20) == 0

@@ -21,7 +21,7 @@ def test_initialize_announces_the_extension(worker: WorkerProcess) -> None:
         "initialize", protocolVersion="2025-06-18", capabilities={}, clientInfo={"name": "t", "version": "1"}
     )
     assert answer["protocolVersion"] == "2025-06-18"
-    assert answer["capabilities"]["experimental"]["toolcrib/worker"] == {"version": 1}
+    assert answer["capabilities"]["experimental"]["toolcrib/worker"] == {"version": 2}
     worker.write(b'{"jsonrpc": "2.0", "method": "notifications/initialized"}')
     assert worker.result("ping") == {}
     assert worker.result("tools/list")["tools"] == TOOLS
