@@ -93,8 +93,8 @@ class DockerSandbox(Sandbox):
                     await self._runtime.engine.call(lambda client: client.wait(self._container, timeout=EXIT_S))
                 state = await self._state()
             if state.get("Running"):
-                await self.kill()
-                state = await self._state()
+                await self._remove_running()
+                return SandboxEnd("killed", None, log.text())
             await self._runtime.remove_container(self._container)
         except NotInEngine:
             return SandboxEnd("removed", None, log.text())
@@ -102,6 +102,15 @@ class DockerSandbox(Sandbox):
             self._runtime.remember_to_remove(self._container)
             return SandboxEnd("runtime_lost", None, log.text())
         return _end_of(state, killed=self._killed, log=log.text())
+
+    async def _remove_running(self) -> None:
+        """Kill and remove in one step: of one that ends so, there is no more to be learnt."""
+        draining = asyncio.create_task(self._stream.drain())
+        try:
+            await self._runtime.remove_container(self._container)
+        finally:
+            draining.cancel()
+            await asyncio.wait([draining])
 
     async def _state(self) -> dict[str, Any]:
         found = await self._runtime.engine.call(lambda client: client.inspect_container(self._container))
