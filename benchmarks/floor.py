@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import docker
-import httpx
 from docker.types import LogConfig
 
 ECHO = "import sys\nfor line in sys.stdin.buffer:\n    sys.stdout.buffer.write(line); sys.stdout.buffer.flush()\n"
@@ -25,9 +26,15 @@ app = fastapi.FastAPI()
 @app.post("/echo")
 async def echo(body: dict) -> dict:
     return body
+@app.put("/upload")
+async def upload(request: fastapi.Request) -> dict:
+    return {"bytes": sum([len(part) async for part in request.stream()])}
 uvicorn.run(app, port=int(sys.argv[1]), log_level="error", loop="uvloop", http="httptools")
 """
 BODY = {"arguments": {"code": "1+1"}}
+BODY_BYTES = json.dumps(BODY).encode()
+FLOOD_BYTES = 10_000_000
+FLOOD = f"import sys\nfor line in sys.stdin.buffer:\n    sys.stdout.buffer.write(b'x' * {FLOOD_BYTES}); sys.stdout.buffer.flush()\n"
 
 
 def milliseconds(work: Callable[[], Any], times: int, warm_up: int = 20) -> list[float]:
@@ -52,22 +59,41 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def http_hop(times: int) -> list[float]:
-    """POST of a small JSON body to a bare FastAPI app in a process of its own, keep-alive."""
-    port = free_port()
-    server = subprocess.Popen([sys.executable, "-c", HOP, str(port)])
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
-            for _ in range(200):
-                try:
-                    client.post("/echo", json=BODY)
-                    break
-                except httpx.TransportError:
-                    time.sleep(0.05)
-            return milliseconds(lambda: client.post("/echo", json=BODY).json(), times)
-    finally:
-        server.terminate()
-        server.wait(10)
+class Hop:
+    """A bare FastAPI app in a process of its own, on httptools and uvloop. `once` keeps a connection for each thread."""
+
+    def __init__(self) -> None:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self._address, self._mine = f"127.0.0.1:{port}", threading.local()
+        self._process = subprocess.Popen([sys.executable, "-c", HOP, str(port)])
+
+    def __enter__(self) -> Self:
+        for _ in range(200):
+            try:
+                self.once()
+                break
+            except OSError:
+                self._mine = threading.local()
+                time.sleep(0.05)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait(10)
+
+    def _ask(self, method: str, path: str, body: bytes, kind: str) -> bytes:
+        connection: http.client.HTTPConnection | None = getattr(self._mine, "connection", None)
+        if connection is None:
+            connection = self._mine.connection = http.client.HTTPConnection(self._address, timeout=60)
+        connection.request(method, path, body, {"Content-Type": kind})
+        return connection.getresponse().read()
+
+    def once(self) -> bytes:
+        return self._ask("POST", "/echo", BODY_BYTES, "application/json")
+
+    def upload(self, data: bytes) -> bytes:
+        return self._ask("PUT", "/upload", data, "application/octet-stream")
 
 
 class Engine:
@@ -103,33 +129,44 @@ class Engine:
     @contextmanager
     def attached_echo(self) -> Iterator[Callable[[], Any]]:
         """A container that echoes lines; the yielded function is one round trip."""
-        container = self.create(["python3", "-I", "-S", "-c", ECHO])
+        line = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": BODY}).encode() + b"\n"
+        with self._attached(ECHO) as wire:
+            yield lambda: _round_trip(wire, line, len(line))
+
+    @contextmanager
+    def attached_flood(self) -> Iterator[Callable[[], Any]]:
+        """A container that answers each line with 10 MB."""
+        with self._attached(FLOOD) as wire:
+            yield lambda: _round_trip(wire, b"\n", FLOOD_BYTES)
+
+    @contextmanager
+    def _attached(self, code: str) -> Iterator[socket.socket]:
+        container = self.create(["python3", "-I", "-S", "-c", code])
         holder = self.api.attach_socket(container, {"stdin": 1, "stdout": 1, "stream": 1})
         wire: socket.socket = holder._sock
         self.api.start(container)
-        line = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": BODY}).encode() + b"\n"
-
-        def exactly(size: int) -> bytes:
-            got = b""
-            while len(got) < size:
-                part = wire.recv(size - len(got))
-                if not part:
-                    raise ConnectionError("the echo container is gone")
-                got += part
-            return got
-
-        def once() -> bytes:
-            wire.sendall(line)
-            answer = b""
-            while not answer.endswith(b"\n"):
-                answer += exactly(struct.unpack(">I", exactly(8)[4:])[0])
-            return answer
-
         try:
-            yield once
+            yield wire
         finally:
             wire.close()
             self.remove(container)
+
+
+def _round_trip(wire: socket.socket, question: bytes, size: int) -> None:
+    """Until so many bytes of the container's output have come, in the engine's frames."""
+    wire.sendall(question)
+    while size > 0:
+        size -= len(_exactly(wire, struct.unpack(">I", _exactly(wire, 8)[4:])[0]))
+
+
+def _exactly(wire: socket.socket, size: int) -> bytes:
+    got = bytearray()
+    while len(got) < size:
+        part = wire.recv(size - len(got))
+        if not part:
+            raise ConnectionError("the container is gone")
+        got += part
+    return bytes(got)
 
 
 def container_memory_mib(container: str) -> float:
