@@ -48,7 +48,7 @@ class Rival:
     def close(self, handle: Any) -> None:
         self._loop(DockerSandboxEnvironment.sample_cleanup("bench", self._config, handle, False))
 
-    def container(self, handle: Any) -> str | None:
+    def container(self, _handle: Any) -> str | None:
         return None
 
     def finish(self) -> None:

@@ -72,7 +72,9 @@ HERE = Path(__file__).resolve().parent
 
 def race(names: Sequence[str], *, quick: bool, say: Say) -> dict[str, Any]:
     """Figures by rival, ours first. `{"left_out": reason}` for those that can't run here."""
-    say(f"\n{'':22} {'cold ms':>9} {'warm ms':>9} {'calls/s':>9} {'created/s':>10} {'idle MiB':>9}   8 sessions for calls/s")
+    say(
+        f"\n{'':22} {'cold ms':>9} {'warm ms':>9} {'calls/s':>9} {'created/s':>10} {'idle MiB':>9}   8 sessions for calls/s"
+    )
     found: dict[str, Any] = {}
     for name in (US, *names):
         try:
@@ -101,7 +103,10 @@ def _run(name: str, *, quick: bool) -> dict[str, Any]:
         python, image = Path(sys.executable), ""
     else:
         entry = ROSTER[name]
-        if entry.needs_compose and subprocess.run(["docker", "compose", "version"], capture_output=True).returncode:
+        if (
+            entry.needs_compose
+            and subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode
+        ):
             raise Left("it needs the docker compose plugin")
         python, image = _environment(entry.packages), _image(entry.inside)
     command = [str(python), str(HERE / "drive.py"), name, image, "quick" if quick else "whole"]
@@ -111,6 +116,7 @@ def _run(name: str, *, quick: bool) -> dict[str, Any]:
             capture_output=True,
             text=True,
             timeout=LIMIT_S,
+            check=False,
             env={**os.environ, "PYTHONPATH": str(HERE.parent)},
         )
     except subprocess.TimeoutExpired as late:
@@ -136,6 +142,7 @@ def _environment(packages: tuple[str, ...]) -> Path:
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
+        check=False,
     )
     if done.returncode != 0:
         raise Left(f"{', '.join(packages)} did not install: {done.stderr.strip().splitlines()[-1][:200]}")

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from toolserver.errors import RuntimeUnavailable, SandboxGone
-from toolserver.runtime.base import Sandbox, SandboxEnd
+from toolserver.runtime.base import Limits, Sandbox, SandboxEnd
 from toolserver.sandbox.stdio_client import RpcError, StdioClient
 
 WORKER_EXTENSION, WORKER_VERSION = "toolcrib/worker", 2
@@ -51,33 +51,45 @@ class ToolSandbox:
     def alive(self) -> bool:
         return self.client.alive
 
-    async def open(self, env: Mapping[str, str], expected_tools: frozenset[str], timeout_s: float) -> None:
-        """Make it ready for calls. Raises RuntimeUnavailable: it ended, hung, refused, or lacks a tool of the catalog."""
-        image = self.client.sandbox.spec.image
-        try:
+    async def open(self, expected_tools: frozenset[str], timeout_s: float) -> None:
+        """Up to its list of tools, still nobody's. Raises RuntimeUnavailable: it ended, hung, refused, or lacks a tool of the catalog."""
+        with self._being_made_ready(timeout_s):
             async with asyncio.timeout(timeout_s):
                 await self._introduce(timeout_s)
-                if self.has_worker:
-                    limits = asdict(self.client.sandbox.spec.limits)
-                    bound = {name: limits[name] for name in ("memory_mb", "disk_mb")}
-                    await self.client.request("toolcrib/bind", {"env": dict(env), "limits": bound}, timeout_s)
                 offered = {str(tool.get("name")) for tool in await self.list_tools(timeout_s)}
+        if missing := sorted(expected_tools - offered):
+            raise RuntimeUnavailable(
+                f"The image {self._image} lacks tools of the catalog: {', '.join(missing)}. Build it anew: toolserver images build."
+            )
+
+    async def bind(self, env: Mapping[str, str], limits: Limits, timeout_s: float) -> None:
+        """Give it to a session, before its first call. Without the extension there is nothing to do. Raises RuntimeUnavailable."""
+        if not self.has_worker:
+            return
+        bound = {"memory_mb": limits.memory_mb, "disk_mb": limits.disk_mb, "cpus": limits.cpus}
+        with self._being_made_ready(timeout_s):
+            await self.client.request("toolcrib/bind", {"env": dict(env), "limits": bound}, timeout_s)
+
+    @property
+    def _image(self) -> str:
+        return self.client.sandbox.spec.image
+
+    @contextlib.contextmanager
+    def _being_made_ready(self, timeout_s: float) -> Iterator[None]:
+        try:
+            yield
         except SandboxGone as problem:
             raise RuntimeUnavailable(
-                f"The sandbox of the image {image} ended before it was ready: {problem}."
+                f"The sandbox of the image {self._image} ended before it was ready: {problem}."
             ) from problem
         except TimeoutError as problem:
             raise RuntimeUnavailable(
-                f"The sandbox of the image {image} was not ready within {timeout_s:g} s."
+                f"The sandbox of the image {self._image} was not ready within {timeout_s:g} s."
             ) from problem
         except RpcError as problem:
             raise RuntimeUnavailable(
-                f"The tool server in the image {image} refused to start: {problem.message}."
+                f"The tool server in the image {self._image} refused to start: {problem.message}."
             ) from problem
-        if missing := sorted(expected_tools - offered):
-            raise RuntimeUnavailable(
-                f"The image {image} lacks tools of the catalog: {', '.join(missing)}. Build it anew: toolserver images build."
-            )
 
     async def _introduce(self, timeout_s: float) -> None:
         hello = {"protocolVersion": PROTOCOL_VERSION, "capabilities": {}, "clientInfo": _CLIENT}

@@ -144,7 +144,8 @@ class Box:
                     f"A sandbox of the image {plan.image.name} did not start in time."
                 ) from problem
             try:
-                await started.open(plan.env, plan.expected_tools, plan.start_timeout_s)
+                await started.open(plan.expected_tools, plan.start_timeout_s)
+                await started.bind(plan.env, plan.limits, plan.start_timeout_s)
             except BaseException:
                 end = await started.close()
                 tail = {"image": plan.image.name, "cause": end.cause, "log_tail": end.log_tail[-2000:]}

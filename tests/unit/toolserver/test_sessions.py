@@ -49,7 +49,7 @@ async def test_a_session_shows_what_is_in_effect(crib: Crib) -> None:
     assert "hidden-value" not in answer.text + again.text
     assert crib.sandbox(told["id"]).bound == {
         "env": {"SECRET": "hidden-value"},
-        "limits": {"memory_mb": 128, "disk_mb": 16},
+        "limits": {"memory_mb": 128, "disk_mb": 16, "cpus": 0.5},
     }
 
 

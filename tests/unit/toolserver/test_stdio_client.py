@@ -225,7 +225,7 @@ async def test_all_pages_of_the_tool_list_are_read(pages: int) -> None:
             await peer.say({"id": message["id"], "result": {"capabilities": {}}})
 
     sandbox = ToolSandbox(FakeSandbox(SPEC, Peer(paged), lambda: None))
-    await sandbox.open({}, frozenset({f"t{n}" for n in range(pages)}), 5)
+    await sandbox.open(frozenset({f"t{n}" for n in range(pages)}), 5)
     assert not sandbox.has_worker
     await sandbox.close()
 
@@ -239,7 +239,7 @@ async def test_a_server_of_the_stateless_era_is_recognised() -> None:
             await peer.say({"id": message["id"], "result": {"tools": [], "content": []}})
 
     sandbox = ToolSandbox(FakeSandbox(SPEC, Peer(modern), lambda: None))
-    await sandbox.open({}, frozenset(), 5)
+    await sandbox.open(frozenset(), 5)
     assert sandbox.era == STATELESS_VERSION
     assert await sandbox.call("t", {}, call_id="c", deadline_s=5, max_text_bytes=1000, grace_s=1) == {
         "tools": [],
@@ -251,7 +251,7 @@ async def test_a_server_of_the_stateless_era_is_recognised() -> None:
 async def test_a_server_that_never_answers_is_not_ready_in_time() -> None:
     sandbox = ToolSandbox(FakeSandbox(SPEC, Peer(silent), lambda: None))
     with pytest.raises(RuntimeUnavailable, match="not ready"):
-        await sandbox.open({}, frozenset(), 0.1)
+        await sandbox.open(frozenset(), 0.1)
     await sandbox.close()
 
 
