@@ -13,6 +13,8 @@ from toolserver.errors import RuntimeUnavailable
 from toolserver.runtime.base import Limits, Network, SandboxEnd, SandboxRuntime, SandboxSpec
 from toolserver.sandbox.background import Background
 from toolserver.sandbox.tool_sandbox import ToolSandbox
+from toolserver.telemetry.logs import without
+from toolserver.telemetry.trace import Stage
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +72,8 @@ class Box:
             self._start_task = self._background.spawn(
                 self._renew(), f"start {self.plan.image.name} of {self.plan.session_id}"
             )
-        return await asyncio.shield(self._start_task)
+        with Stage("start"):
+            return await asyncio.shield(self._start_task)
 
     async def _renew(self) -> ToolSandbox:
         async with self._changing:
@@ -117,10 +120,14 @@ class Box:
             "cause": end.cause,
             "exit_code": end.exit_code,
             "garbage_lines": sandbox.client.garbage_lines,
-            **({"log_tail": end.log_tail[-2000:]} if end.log_tail and not self._closed else {}),
+            **({"log_tail": self._tail(end)} if end.log_tail and not self._closed else {}),
         }
         _log.info("sandbox_ended", extra={"fields": fields})
         return end
+
+    def _tail(self, end: SandboxEnd) -> str:
+        """The last words of a sandbox for the log, without what the session's environment holds."""
+        return without(self.plan.env.values(), end.log_tail)[-2000:]
 
     async def _start(self) -> ToolSandbox:
         plan = self.plan
@@ -148,7 +155,7 @@ class Box:
                 await started.bind(plan.env, plan.limits, plan.start_timeout_s)
             except BaseException:
                 end = await started.close()
-                tail = {"image": plan.image.name, "cause": end.cause, "log_tail": end.log_tail[-2000:]}
+                tail = {"image": plan.image.name, "cause": end.cause, "log_tail": self._tail(end)}
                 _log.warning("sandbox_start_failed", extra={"fields": tail})
                 raise
         self._counted()

@@ -49,6 +49,10 @@ class Registry:
     def live(self) -> list[Session]:
         return list(self._live.values())
 
+    def by_state(self) -> dict[str, int]:
+        """How many there are. `ending`: gone for clients, and not all of it is removed."""
+        return {"creating": len(self._creating), "live": len(self._live), "ending": len(self._ending)}
+
     def live_session(self, session_id: str) -> Session | None:
         return self._live.get(session_id)
 

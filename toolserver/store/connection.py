@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -70,6 +71,12 @@ def prepare(connection: Connection, path: Path) -> None:
             schema.metadata.create_all(connection)
             connection.execute(schema.meta.insert().values(name="schema_version", value=str(schema.SCHEMA_VERSION)))
     settle(connection, autocheckpoint=1000)
+
+
+def probe(connection: Connection) -> None:
+    """A write that needs room on the disk and changes nothing that matters."""
+    row = schema.meta.insert().prefix_with("OR REPLACE").values(name="probed_at", value=str(time.time()))
+    connection.execute(row)
 
 
 @contextlib.contextmanager
