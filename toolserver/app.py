@@ -137,7 +137,7 @@ class ToolServer:
 
     async def _begin(self) -> None:
         """Orphans first: nothing new is started while something of an earlier process may be taken for it."""
-        await self.reaper.sweep()
+        await self.reaper.reconcile()
         if self.readiness.phase is Phase.STARTING:
             self.readiness.phase = Phase.SERVING
         self.begun.set()

@@ -13,6 +13,7 @@ from toolserver.errors import RuntimeUnavailable
 from toolserver.runtime.base import Limits, Network, SandboxEnd, SandboxRuntime, SandboxSpec
 from toolserver.sandbox.background import Background
 from toolserver.sandbox.tool_sandbox import ToolSandbox
+from toolserver.sessions.holdings import Holdings
 from toolserver.telemetry.logs import without
 from toolserver.telemetry.trace import Stage
 
@@ -24,6 +25,7 @@ class BoxPlan:
     """How its sandboxes are started."""
 
     session_id: str
+    workspace_id: str
     image: ToolImage
     limits: Limits
     network: Network
@@ -40,16 +42,16 @@ class Box:
         background: Background,
         starts: asyncio.Semaphore,
         *,
+        holdings: Holdings,
         counted: Callable[[], None],
-        left_over: Callable[[], None],
     ) -> None:
         """`background` owns starts under way, `starts` bounds how many there are at a time, `counted` is told of each.
 
-        `left_over` is told when a sandbox could not be removed: a sweep must take it later.
+        A sandbox that could not be removed leaves `holdings` all the same: then a reconcile takes it later.
         """
         self.plan = plan
         self._runtime, self._background, self._starts, self._counted = runtime, background, starts, counted
-        self._left_over = left_over
+        self._holdings = holdings
         self._live: ToolSandbox | None = None
         self._start_task: asyncio.Task[ToolSandbox] | None = None
         self._changing = asyncio.Lock()
@@ -112,7 +114,7 @@ class Box:
                 "sandbox_not_removed", extra={"fields": {"session_id": self.plan.session_id, "problem": str(problem)}}
             )
             sandbox.end = end = SandboxEnd("runtime_lost")
-            self._left_over()
+        self._holdings.sandboxes.discard(sandbox.client.sandbox.spec.sandbox_id)
         self._live, self._lost = None, end
         fields = {
             "session_id": self.plan.session_id,
@@ -133,7 +135,7 @@ class Box:
         plan = self.plan
         spec = SandboxSpec(
             sandbox_id=f"sbx_{secrets.token_hex(8)}",
-            session_id=plan.session_id,
+            workspace_id=plan.workspace_id,
             image=plan.image.name,
             reference=plan.image.reference,
             command=plan.image.command,
@@ -142,6 +144,15 @@ class Box:
             network=plan.network,
             env=plan.image.env,
         )
+        self._holdings.sandboxes.add(spec.sandbox_id)
+        try:
+            return await self._started(spec)
+        except BaseException:
+            self._holdings.sandboxes.discard(spec.sandbox_id)
+            raise
+
+    async def _started(self, spec: SandboxSpec) -> ToolSandbox:
+        plan = self.plan
         async with self._starts:
             try:
                 async with asyncio.timeout(plan.start_timeout_s * 2):

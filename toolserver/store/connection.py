@@ -15,6 +15,7 @@ from sqlalchemy.pool import StaticPool
 
 from toolserver.errors import StartRefused, StoreUnavailable
 from toolserver.store import schema
+from toolserver.store.migration import migrate
 
 T = TypeVar("T")
 
@@ -66,6 +67,9 @@ def prepare(connection: Connection, path: Path) -> None:
                 f"The database has schema version {version}, this ToolServer knows {schema.SCHEMA_VERSION}: it was made by "
                 f"a newer one. {kept}; start the newer version, or choose another folder with --state-dir."
             )
+        if version < schema.SCHEMA_VERSION:
+            with connection.begin():
+                migrate(connection, version)
     else:
         with connection.begin():
             schema.metadata.create_all(connection)
