@@ -29,6 +29,7 @@ class Ending:
         "end",
         "errors",
         "exit_code",
+        "limits_hit",
         "message",
         "notes",
         "signal",
@@ -51,22 +52,24 @@ class Ending:
         signal: str | None = None,
         notes: list[str] | None = None,
         usage: dict[str, Any] | None = None,
+        limits_hit: tuple[str, ...] = (),
     ) -> None:
         self.end, self.message, self.state = end, message, state
         self.structured, self.content = structured, content or []
         self.errors, self.exit_code, self.signal = errors, exit_code, signal
-        self.notes, self.usage = notes or [], usage or {}
+        self.notes, self.usage, self.limits_hit = notes or [], usage or {}, {*limits_hit}
         self.truncated: dict[str, Any] | None = None
 
 
 class ToolFailure(Exception):  # noqa: N818 - a value on its way to the caller
     """Ends a call with `failed`, or with another end that is given."""
 
-    def __init__(self, message: str, end: str = "failed", pointer: str | None = None) -> None:
+    def __init__(
+        self, message: str, end: str = "failed", pointer: str | None = None, limits_hit: tuple[str, ...] = ()
+    ) -> None:
         super().__init__(message)
-        self.ending = Ending(
-            end, message, errors=None if pointer is None else [{"pointer": pointer, "message": message}]
-        )
+        errors = None if pointer is None else [{"pointer": pointer, "message": message}]
+        self.ending = Ending(end, message, errors=errors, limits_hit=limits_hit)
 
 
 def refusal(problem: ProtocolError, pointer: str = "/path") -> Ending:
@@ -79,7 +82,7 @@ def refusal(problem: ProtocolError, pointer: str = "/path") -> Ending:
 class Call:
     """One tools/call. Whoever runs it sets `stop`, which is asked to end it early and then calls `Calls.finish`."""
 
-    __slots__ = ("arguments", "artifacts", "before", "call_id", "deadline_s", "displays", "ended", "max_text", "muted", "oom_before",
+    __slots__ = ("arguments", "artifacts", "before", "call_id", "counters", "deadline_s", "displays", "ended", "max_text", "muted",
                  "output", "record", "request_id", "started", "stop", "timer", "tool", "writes")  # fmt: skip
 
     def __init__(
@@ -100,7 +103,7 @@ class Call:
         self.max_text = max(MIN_TEXT_BYTES, text) if isinstance(text, int) else DEFAULT_TEXT_BYTES
         self.started = time.monotonic()
         self.before = workspace_scan.Snapshot()
-        self.oom_before: int | None = None
+        self.counters: cgroup.Counters | None = None  # of calls that run code
         self.output: Output | None = None
         self.displays: list[dict[str, Any]] = []  # content blocks shown while it ran
         self.artifacts: list[dict[str, Any]] = []
@@ -147,7 +150,7 @@ class Calls:
             yield from self.quota.refresh()
         if call.ended:
             return
-        call.before, call.oom_before = self.quota.snapshot, cgroup.oom_kills()
+        call.before = self.quota.snapshot
         try:
             work = handler(call)
             if work is not None:
@@ -177,6 +180,8 @@ class Calls:
             yield
 
     def new_output(self, call: Call) -> Output:
+        """For a call that runs code, just before it does."""
+        call.counters = cgroup.Counters()
         call.output = Output(call.max_text, self.artifacts.spool(call.call_id), call.record)
         return call.output
 
@@ -198,6 +203,7 @@ class Calls:
             changed = workspace_scan.changes(call.before, self.quota.snapshot)
             if ending.end in ("done", "failed") and self.quota.exceeded(call.before.bytes):
                 ending.end, ending.message = "disk_full", self.quota.message()
+        _tell_limits(call, ending)
         result = encode_result(self._result(call, ending, changed))
         del self._by_request[call.request_id]
         del self._by_call[call.call_id]
@@ -233,7 +239,7 @@ class Calls:
         }
         outcome = {
             "end": ending.end, "message": ending.message, "errors": ending.errors, "state": ending.state,
-            "exit_code": ending.exit_code, "signal": ending.signal, "truncated": truncated, "artifacts": call.artifacts,
+            "exit_code": ending.exit_code, "signal": ending.signal, "limits_hit": sorted(ending.limits_hit), "truncated": truncated, "artifacts": call.artifacts,
             "usage": usage | ending.usage, "workspace_changed": changed[0], "workspace_changed_more": changed[1],
         }  # fmt: skip
         result: dict[str, Any] = {"content": content, "isError": ending.end != "done"}
@@ -271,6 +277,28 @@ class Calls:
             call.stop(end)
         else:
             self.finish(call, Ending(end, STOPPED[end]))
+
+
+def _tell_limits(call: Call, ending: Ending) -> None:
+    """Which limits of the sandbox the call met: from counters and refusals of the kernel, never from an exit code."""
+    if ending.end == "disk_full" and "file_size" not in ending.limits_hit:
+        ending.limits_hit.add("disk")
+    if call.counters is None:
+        return
+    if call.counters.out_of_memory():
+        ending.limits_hit.add("memory")
+        if ending.end != "oom":
+            ending.notes.append("The sandbox ran out of memory meanwhile: the system killed one of its processes.")
+    if call.counters.out_of_processes():
+        ending.limits_hit.add("pids")
+    if "pids" in ending.limits_hit:
+        most = cgroup.max_processes()
+        limit = "limit of processes and threads" if most is None else f"limit of {most} processes and threads"
+        told = f"The session's {limit} was reached: one could not be started."
+        if ending.end in ("failed", "crashed"):
+            ending.message = f"{ending.message} {told}"
+        else:
+            ending.notes.append(told)
 
 
 STOPPED = {

@@ -91,7 +91,12 @@ class CellRunner:
                 "\nThis cell uses top-level await, so a loop runs already: write `await main()` instead of asyncio.run(main())."
             )
         number = problem.errno if isinstance(problem, OSError) else None
-        return {"status": "error", "error": error, "disk_full": number in DISK_ERRORS}
+        return {
+            "status": "error",
+            "error": error,
+            "disk_full": number in DISK_ERRORS,
+            "file_too_large": number == errno.EFBIG,
+        }
 
     def _remember(self, name: str, code: str) -> None:
         """So that tracebacks and inspect find the source lines."""

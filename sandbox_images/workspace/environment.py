@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+from collections.abc import Mapping
 
 KEPT = (
     "PATH",
@@ -17,6 +19,18 @@ KEPT = (
     "SSL_CERT_FILE",
     "SSL_CERT_DIR",
 )
+# what counts processors by itself is told; `nproc` looks at the first
+COUNTS = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "RAYON_NUM_THREADS",
+    "POLARS_MAX_THREADS",
+    "GOMAXPROCS",
+    "PYTHON_CPU_COUNT",
+)
+STARTUP = os.path.join(os.path.dirname(os.path.realpath(__file__)), "startup")  # holds what each Python runs first
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 QUIET = {
     "TERM": "dumb",
@@ -43,4 +57,20 @@ def base_environment() -> dict[str, str]:
     if own and own not in path.split(":"):
         path = f"{own}:{path}"  # `python3` in the shell is the interpreter of python_execute
     defaults = {"HOME": "/tmp", "LANG": "C.UTF-8", "MPLCONFIGDIR": "/tmp/matplotlib"}
-    return defaults | kept | QUIET | {"PATH": path}
+    return defaults | kept | QUIET | {"PATH": path, "PYTHONPATH": STARTUP}
+
+
+def with_processors(environment: Mapping[str, str], cpus: float | None) -> dict[str, str]:
+    """The same, with the share of the machine told to all that would start a thread for each of its processors."""
+    if cpus is None:
+        return dict(environment)
+    count = str(max(1, min(math.ceil(cpus), len(os.sched_getaffinity(0)))))
+    return {**environment, **dict.fromkeys(COUNTS, count)}
+
+
+def with_session(environment: Mapping[str, str], bound: Mapping[str, str]) -> dict[str, str]:
+    """The same with the session's own variables, which win. Its PYTHONPATH comes before ours."""
+    whole = {**environment, **bound}
+    if "PYTHONPATH" in bound:
+        whole["PYTHONPATH"] = f"{bound['PYTHONPATH']}:{STARTUP}"
+    return whole

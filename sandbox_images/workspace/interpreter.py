@@ -23,6 +23,7 @@ HERE = os.path.dirname(os.path.realpath(__file__))
 sys.path.insert(0, os.path.dirname(os.path.dirname(HERE)))
 from sandbox_images.workspace.cell import CellRunner  # noqa: E402 - the folder is put on the path just above
 from sandbox_images.workspace.display import Displays  # noqa: E402
+from sandbox_images.workspace.startup.sitecustomize import show_told  # noqa: E402
 
 del sys.path[0]
 
@@ -178,6 +179,7 @@ class Interpreter:
 
     def _bind(self, message: dict[str, Any]) -> None:
         os.environ.update(message["env"])
+        show_told(os.environ)
 
     def _run(self, message: dict[str, Any]) -> None:
         self.control.nonce = message["nonce"]

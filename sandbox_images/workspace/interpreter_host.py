@@ -20,7 +20,7 @@ from sandbox_images.workspace.interpreter_process import InterpreterProcess
 from sandbox_images.workspace.notebook import Notebook
 from sandbox_images.workspace.quota import Quota
 from sandbox_images.workspace.rich_output import RichOutput
-from sandbox_images.workspace.shell_tools import no_process
+from sandbox_images.workspace.shell_tools import limits_of, no_process
 
 INTERRUPT_GRACE_S, EXIT_GRACE_S, REAP_S = 1.0, 0.5, 1.0
 MAX_ATTEMPTS = 3  # at starting a call in an interpreter that dies before it begins
@@ -146,7 +146,15 @@ class InterpreterHost:
                 if self._process is None:
                     self.start()
             except OSError as problem:
-                self._calls.finish(call, Ending("failed", no_process(problem), state="lost" if self._lost else "kept"))
+                self._calls.finish(
+                    call,
+                    Ending(
+                        "failed",
+                        no_process(problem),
+                        state="lost" if self._lost else "kept",
+                        limits_hit=limits_of(problem),
+                    ),
+                )
                 continue
             if call.tool == "python_reset":
                 self._reset(call)
@@ -232,11 +240,8 @@ class InterpreterHost:
         if running.stopping is not None:
             ending.end = running.stopping
             ending.message = f"{STOPPED[running.stopping]} It was interrupted; the interpreter and its state are kept."
-        oom = cgroup.oom_kills()
-        if oom is not None and running.call.oom_before is not None and oom > running.call.oom_before:
-            ending.notes.append(
-                "The sandbox ran out of memory meanwhile: the system killed a process that the code had started."
-            )
+        if ending.end == "disk_full":
+            self._quota.explain(ending, ending.message or "", file_too_large=done.get("file_too_large") is True)
         self._notebook.add(running.call.arguments["code"], running.cell, running.call, ending, running.rich.outputs)
         return ending
 
@@ -294,8 +299,7 @@ class InterpreterHost:
 
     def _death(self, running: Running, how: str, code: int | None, name: str | None) -> Ending:
         """The end of a call whose interpreter died; which one it was is read from counters, never guessed."""
-        oom = cgroup.oom_kills()
-        before = running.call.oom_before
+        counters = running.call.counters
         if running.stopping is not None:
             end, message = (
                 running.stopping,
@@ -306,7 +310,7 @@ class InterpreterHost:
                 "crashed",
                 "Processes that the code kept starting could not be ended otherwise, so the interpreter was killed.",
             )
-        elif name == "SIGKILL" and oom is not None and before is not None and oom > before:
+        elif name == "SIGKILL" and counters is not None and counters.out_of_memory():
             end, message = (
                 "oom",
                 "The sandbox ran out of memory and the system killed the interpreter. Use less memory at a time.",
@@ -353,7 +357,7 @@ class InterpreterHost:
         try:
             self.start()
         except OSError as problem:
-            ending = Ending("failed", no_process(problem), state="lost")
+            ending = Ending("failed", no_process(problem), state="lost", limits_hit=limits_of(problem))
         self._notebook.add_reset()
         self._calls.finish(call, ending)
         self._next()

@@ -36,6 +36,10 @@ class Stream:
             if len(self.tail) > 2 * self.limit:
                 del self.tail[: -self.limit]
 
+    def holds(self, text: bytes) -> bool:
+        """Whether it says this, as far as it is kept."""
+        return text in self.head or text in self.tail
+
     def cut(self, room: int) -> tuple[bytes, int, bytes]:
         """(head, bytes left out, tail) within `room` bytes; nothing is left out when all fits."""
         if self.total <= room:

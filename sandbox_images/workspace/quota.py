@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import time
 from collections.abc import Generator
-from typing import Protocol
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
 
 from sandbox_images.workspace import workspace_scan
 from sandbox_images.workspace.beneath import Workspace
 from sandbox_images.workspace.event_loop import Loop
 
+if TYPE_CHECKING:
+    from sandbox_images.workspace.calls import Ending
+
 FIRST_LOOK_S, SHARE_OF_TIME = 0.2, 20  # a scan of 10 ms is made every 200 ms at most
 UNLIMITED = 1 << 50
+FULL_BYTES = 64 << 10  # what a disk may have left that is called full
 
 
 class Writer(Protocol):
@@ -48,6 +54,27 @@ class Quota:
     def message(self) -> str:
         used, limit = self.snapshot.bytes / (1 << 20), self.limit_bytes / (1 << 20)
         return f"The workspace holds {used:.1f} MiB, its disk quota is {limit:.0f} MiB. Delete files, then try again."
+
+    def explain(self, ending: Ending, what: str, *, file_too_large: bool) -> None:
+        """Make a `disk_full` say which bound it was: of one file, of a disk that has no room left, or of the workspace."""
+        limit = self.file_size_limits()[0]
+        full = self.full_disks()
+        if file_too_large and limit:
+            ending.limits_hit.add("file_size")
+            told = "" if limit == resource.RLIM_INFINITY else f" than {limit / (1 << 20):.0f} MiB"
+            ending.message = f"A file would have become larger{told}, the most that one may hold here. {what}"
+        elif full and not file_too_large:
+            ending.message = f"{' and '.join(full)} has no room left. {what}"
+
+    def full_disks(self) -> list[str]:
+        """Those of the places to write to that have no room left, whoever has filled them."""
+        found = []
+        for place, name in ((self._workspace.fd, "The workspace's disk"), ("/tmp", "/tmp"), ("/dev/shm", "/dev/shm")):
+            with suppress(OSError):
+                state = os.statvfs(place)
+                if state.f_blocks and state.f_bavail * state.f_frsize < FULL_BYTES:
+                    found.append(name)
+        return found
 
     def file_size_limits(self) -> tuple[int, int]:
         """(soft, hard) RLIMIT_FSIZE of processes started now: none may write once the quota is used up."""

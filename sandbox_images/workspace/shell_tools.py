@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import time
 from collections.abc import Callable, Generator
 from typing import Any
 
 from sandbox_images.base.mcp_stdio import ProtocolError
-from sandbox_images.workspace import cgroup, processes
+from sandbox_images.workspace import processes
 from sandbox_images.workspace.artifacts import Artifacts
 from sandbox_images.workspace.beneath import FOLDER, Workspace, clean, explain
 from sandbox_images.workspace.calls import REFUSAL_ENDS, STOPPED, Call, Calls, Ending, ToolFailure, output_blocks
@@ -22,7 +23,10 @@ from sandbox_images.workspace.shell_command import Command
 
 MAX_RUNNING, MAX_REMEMBERED = 32, 64
 JOB_TEXT_BYTES = 65_536
-FULL_DISK = ("SIGXFSZ",)
+TOO_LARGE = (
+    128 + signal.SIGXFSZ,
+    b"File size limit exceeded",
+)  # what bash says of a child that the kernel ended for that
 
 
 class Job:
@@ -111,7 +115,7 @@ class ShellTools:
         try:
             command.launch(line, self.environment, cwd, stdin, self._quota.file_size_limits(), background=background)
         except OSError as problem:
-            raise ToolFailure(no_process(problem)) from problem
+            raise ToolFailure(no_process(problem), limits_hit=limits_of(problem)) from problem
         finally:
             os.close(cwd)
 
@@ -135,7 +139,7 @@ class ShellTools:
         if report is None:
             self._loop.start(self._runner_died(call, command))
         else:
-            self._calls.finish(call, _ending(call, command, report))
+            self._calls.finish(call, self._ending(call, command, report))
 
     def _runner_died(self, call: Call, command: Command) -> Generator[None, None, None]:
         """The command's supervisor was killed by the command: its processes are strays now."""
@@ -147,6 +151,38 @@ class ShellTools:
         self._calls.finish(
             call, Ending(end, message, signal="SIGKILL", structured={"exit_code": None, "signal": "SIGKILL"})
         )
+
+    def _ending(self, call: Call, command: Command, report: Report) -> Ending:
+        if report.status == -1:
+            none = OSError(errno.EAGAIN, "")
+            return Ending("failed", no_process(none), limits_hit=limits_of(none))
+        exit_code, signal_name = processes.describe_end(report.status)
+        shell_code = exit_code if exit_code is not None else 128 + (report.status & 0x7F)
+        ending = Ending(
+            structured={"exit_code": shell_code, "signal": signal_name},
+            exit_code=shell_code,
+            signal=signal_name,
+            usage={"cpu_ms": report.cpu_ms, "memory_peak_bytes": report.peak_bytes},
+        )
+        if report.ended and not command.stopping:
+            ending.notes.append(f"{report.ended} processes that the command left behind were ended.")
+        if command.stopping is not None:
+            ending.end, ending.message = command.stopping, STOPPED[command.stopping]
+            ending.structured, ending.exit_code = {"exit_code": None, "signal": signal_name}, None
+        elif shell_code and call.counters is not None and call.counters.out_of_memory():
+            ending.end = "oom"
+            ending.message = "The sandbox ran out of memory and the system killed a process of the command. Use less memory at a time."
+        elif signal_name == "SIGXFSZ" or (shell_code == TOO_LARGE[0] and command.output.stderr.holds(TOO_LARGE[1])):
+            ending.end = "disk_full"
+            ending.message = "The command wrote more than the workspace may hold. Delete files, then try again."
+            self._quota.explain(ending, "Write less, or in parts.", file_too_large=True)
+        elif signal_name is not None:
+            ending.end, ending.message = "crashed", f"The command was ended by {signal_name} (exit code {shell_code})."
+        elif shell_code:
+            ending.end, ending.message = "failed", f"The command ended with exit code {shell_code}."
+            if full := self._quota.full_disks():
+                ending.notes.append(f"{' and '.join(full)} has no room left: delete files there.")
+        return ending
 
     # ---- background jobs
 
@@ -291,36 +327,5 @@ def no_process(problem: OSError) -> str:
     return f"No process could be started: {problem.strerror}."
 
 
-def _ending(call: Call, command: Command, report: Report) -> Ending:
-    exit_code, signal = processes.describe_end(report.status)
-    if report.status == -1:
-        return Ending("failed", no_process(OSError(errno.EAGAIN, "")))
-    shell_code = exit_code if exit_code is not None else 128 + (report.status & 0x7F)
-    usage = {"cpu_ms": report.cpu_ms, "memory_peak_bytes": report.peak_bytes}
-    structured = {"exit_code": shell_code, "signal": signal}
-    notes = (
-        [f"{report.ended} processes that the command left behind were ended."]
-        if report.ended and not command.stopping
-        else []
-    )
-    oom_now = cgroup.oom_kills()
-    oom = oom_now is not None and call.oom_before is not None and oom_now > call.oom_before
-    end, message = "done", None
-    if command.stopping is not None:
-        end, message = command.stopping, STOPPED[command.stopping]
-        structured["exit_code"] = None
-    elif oom and shell_code != 0:
-        end, message = (
-            "oom",
-            "The sandbox ran out of memory and the system killed a process of the command. Use less memory at a time.",
-        )
-    elif signal in FULL_DISK or shell_code == 128 + 25:
-        end, message = "disk_full", "The command wrote more than the workspace may hold. Delete files, then try again."
-    elif signal is not None:
-        end, message = "crashed", f"The command was ended by {signal} (exit code {shell_code})."
-    elif shell_code:
-        end, message = "failed", f"The command ended with exit code {shell_code}."
-    if oom and end == "done":
-        notes.append("The sandbox ran out of memory meanwhile: the system killed a process.")
-    code = None if command.stopping is not None else shell_code
-    return Ending(end, message, structured=structured, exit_code=code, signal=signal, notes=notes, usage=usage)
+def limits_of(problem: OSError) -> tuple[str, ...]:
+    return ("pids",) if problem.errno == errno.EAGAIN else ()

@@ -67,7 +67,7 @@ class Worker:
             artifacts=artifacts,
             notebook=notebook,
         )
-        self.interpreter.environment = environment.base_environment()
+        self.interpreter.environment = environment.with_processors(environment.base_environment(), cgroup.cpus())
         with suppress(OSError):  # the first call tries again, and says why it can't
             self.interpreter.start()  # ahead of the first call: it takes the longest
         self.shell = ShellTools(
@@ -191,12 +191,12 @@ class Worker:
             raise ProtocolError(mcp_stdio.INVALID_PARAMS, "limits must be an object")
         self._memory.bind(params)
         self._bound = True
-        disk, memory = limits.get("disk_mb"), limits.get("memory_mb")
-        if isinstance(disk, (int, float)) and disk > 0:
+        disk, memory, cpus = (_limit(limits, name) for name in ("disk_mb", "memory_mb", "cpus"))
+        if disk is not None:
             self.quota.limit_bytes = int(disk * (1 << 20))
-        whole = self.interpreter.environment | env
+        whole = environment.with_session(environment.with_processors(self.interpreter.environment, cpus), env)
         self.shell.environment = whole
-        self.interpreter.bind(whole, int(memory) if isinstance(memory, (int, float)) and memory > 0 else None)
+        self.interpreter.bind(whole, None if memory is None else int(memory))
         reply({})
 
     def _cancel(self, params: dict[str, Any], reply: Reply) -> None:
@@ -215,6 +215,11 @@ class Worker:
             )
 
         self.loop.start(work())
+
+
+def _limit(limits: dict[str, Any], name: str) -> float | None:
+    value = limits.get(name)
+    return value if isinstance(value, (int, float)) and 0 < value < float("inf") else None
 
 
 def _is_variable(name: Any, value: Any) -> bool:

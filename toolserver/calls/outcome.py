@@ -44,6 +44,8 @@ def from_worker(result: dict[str, Any]) -> Outcome | None:
     if told.get("workspace_changed_more"):
         fields["workspace_changed_more"] = True
     fields.update({name: told[name] for name in ("state", "exit_code", "signal") if told.get(name) is not None})
+    if told.get("limits_hit"):
+        fields["limits_hit"] = told["limits_hit"]
     errors = told.get("errors")
     return Outcome(
         told["end"], str(told.get("message") or "")[:4000], errors if isinstance(errors, list) else [], fields

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,11 @@ from tests.unit.workspace.worker_process import WorkerProcess, with_few_processe
 pytestmark = pytest.mark.bubblewrap
 
 PROCESSES = "import os\nsorted(int(n) for n in os.listdir('/proc') if n.isdigit())"
+
+
+def nothing_left(sandbox: WorkerProcess) -> bool:
+    """Only the worker and the interpreter run."""
+    return len(eval(sandbox.python(PROCESSES).structured["result"])) == 2
 
 
 def usable(sandbox: WorkerProcess) -> None:
@@ -46,7 +52,7 @@ def test_the_sandbox_survives(sandbox: WorkerProcess, code: str) -> None:
 def test_the_sandbox_survives_the_shell(sandbox: WorkerProcess, command: str) -> None:
     assert sandbox.shell(command, deadline_s=15).end in ("done", "failed", "crashed")
     usable(sandbox)
-    assert len(eval(sandbox.python(PROCESSES).structured["result"])) == 2
+    assert nothing_left(sandbox)
 
 
 def test_no_descriptor_memory_or_environment_of_the_worker_can_be_opened(sandbox: WorkerProcess) -> None:
@@ -81,7 +87,7 @@ if os.fork() == 0:
 """
     outcome = sandbox.python(code)
     assert (outcome.end, outcome.structured["result"]) == ("done", "'started'")
-    assert len(eval(sandbox.python(PROCESSES).structured["result"])) == 2
+    assert nothing_left(sandbox)
 
 
 def test_a_background_job_keeps_its_daemons_while_calls_end(sandbox: WorkerProcess) -> None:
@@ -234,3 +240,54 @@ def test_a_hundred_thousand_files_are_listed_and_counted_in_time(sandbox: Worker
     assert outcome.meta["usage"]["wall_ms"] < 5000
     assert sandbox.result("toolcrib/usage")["workspace_files"] == 30_000
     assert sandbox.call("file_delete", path="many", recursive=True).end == "done"
+
+
+STUBBORN = {
+    "ignores every signal": "trap '' TERM INT HUP QUIT; while :; do sleep 0.1; done",
+    "stops itself": "kill -STOP $$",
+    "children that ignore and hold the pipes": "for i in 1 2 3; do (trap '' TERM; exec sleep 611) & done; wait",
+    "a daemon that floods": "(setsid sh -c 'trap \"\" TERM; exec yes' &); sleep 611",
+    "twice forked, pipes held": "( ( setsid sleep 611 & ) & ); sleep 611",
+}
+
+
+@pytest.mark.parametrize("command", STUBBORN.values(), ids=STUBBORN.keys())
+def test_a_stubborn_command_ends_at_its_deadline_with_all_it_started(sandbox: WorkerProcess, command: str) -> None:
+    begun = time.monotonic()
+    outcome = sandbox.shell(f"echo so far; {command}", deadline_s=0.5)
+    assert outcome.end == "deadline"
+    assert time.monotonic() - begun < 15
+    assert outcome.stdout.startswith("so far\n")
+    assert nothing_left(sandbox)
+
+
+LEFT = {
+    "a daemon that floods": "(setsid sh -c 'trap \"\" TERM HUP; exec yes' &)",
+    "twice forked, pipes held": "( ( setsid sleep 612 & ) & )",
+    "stopped": "(sh -c 'kill -STOP $$; sleep 612' &)",
+    "a tree that forks on": "(setsid bash -c 'f() { sleep 0.05; f & }; f & sleep 0.3' &)",
+}
+
+
+@pytest.mark.parametrize("command", LEFT.values(), ids=LEFT.keys())
+def test_what_a_command_leaves_behind_ends_with_it(sandbox: WorkerProcess, command: str) -> None:
+    outcome = sandbox.shell(f"echo begun; {command}")
+    assert outcome.end == "done"
+    assert outcome.stdout.startswith("begun\n")
+    assert nothing_left(sandbox)
+
+
+def test_a_child_made_beside_its_parent_is_ended_too(sandbox: WorkerProcess) -> None:
+    """CLONE_PARENT makes a sibling of the interpreter: a child of the worker that the worker did not start."""
+    code = """\
+import ctypes, os, platform, time
+number = {'x86_64': 56, 'aarch64': 220}[platform.machine()]
+pid = ctypes.CDLL(None).syscall(number, 0x8000 | 17, 0, 0, 0, 0)
+if pid == 0:
+    os.setsid()
+    time.sleep(600)
+    os._exit(0)
+pid > 0
+"""
+    assert sandbox.python(code).structured["result"] == "True"
+    assert nothing_left(sandbox)
