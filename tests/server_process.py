@@ -7,9 +7,11 @@ import os
 import secrets
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,22 +89,36 @@ class ServerProcess:
                 return int(line.split()[1]) / 1024
         raise AssertionError("no VmRSS")
 
+    def workspace_id(self, session_id: str) -> str:
+        """As the store has it, of sessions that are gone too."""
+        with closing(sqlite3.connect(f"file:{self.folder}/state/toolserver.db?mode=ro", uri=True)) as database:
+            row = database.execute("SELECT workspace_id FROM sessions WHERE session_id = ?", (session_id,)).fetchone()
+        assert row is not None, f"the store does not know {session_id}"
+        return str(row[0])
+
+    def containers(self, session_id: str) -> list[str]:
+        """Ids of the session's running containers."""
+        label = f"label=toolcrib.workspace={self.workspace_id(session_id)}"
+        command = ["docker", "ps", "-q", "--filter", label]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
     def leftovers(self, session_id: str) -> list[str]:
-        """What still names the session: containers, volumes, processes, files of the state folder."""
+        """What still names the session or its workspace: containers, volumes, processes, files of the state folder."""
+        workspace_id = self.workspace_id(session_id)
         found = []
         for folder, folders, files in os.walk(self.folder / "state"):  # unlike rglob, at ease with what goes meanwhile
-            found += [os.path.join(folder, name) for name in (*folders, *files) if session_id in name]  # noqa: PTH118
+            found += [os.path.join(folder, name) for name in (*folders, *files) if workspace_id in name]  # noqa: PTH118
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:
                     line = (entry / "cmdline").read_bytes()
                 except OSError:
                     continue
-                if session_id.encode() in line and int(entry.name) != os.getpid():
+                if workspace_id.encode() in line and int(entry.name) != os.getpid():
                     found.append(f"process {entry.name}")
         if self.runtime == "docker":
             for what in ("container", "volume"):
-                command = ["docker", what, "ls", "-q", "--filter", f"label=toolcrib.session={session_id}"]
+                command = ["docker", what, "ls", "-q", "--filter", f"label=toolcrib.workspace={workspace_id}"]
                 command += ["--all"] if what == "container" else []
                 found += subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
         return found

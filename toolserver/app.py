@@ -21,6 +21,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
+from toolserver.api import gauges
 from toolserver.api.application import application
 from toolserver.api.auth import Authenticator
 from toolserver.api.events import Streams
@@ -42,6 +43,8 @@ from toolserver.store import keys
 from toolserver.store.database import Database
 from toolserver.store.lock import StateLock
 from toolserver.telemetry.metrics import Metrics
+from toolserver.telemetry.observer import RequestObserver
+from toolserver.telemetry.spans import Spans, SpansMissing, open_spans
 
 FIRST_TENANT = "default"
 _STOP_S = 1.0  # how long calls that are cancelled at shutdown get to end by themselves
@@ -80,19 +83,21 @@ class ToolServer:
         self.catalog = catalog or Catalog.load(settings)
         self.database = Database(database_path(settings.state_dir))
         self.metrics = Metrics()
+        self.spans = _open_spans(settings)
+        self.observer = RequestObserver(self.metrics, self.spans)
         self.streams = Streams(settings.http.max_streams, self.metrics)
         self.registry = Registry(settings, runtime, self.catalog, self.database, counted=self._count_start)
         self.executor = Executor(settings.call, self.registry, self.catalog, self.database, counted=self._count_call)
         self.desk = CallDesk(settings.call, self.registry, self.executor)
         self.reaper = Reaper(self.registry, self.database)
-        self.readiness = Readiness(runtime)
+        self.readiness = Readiness(runtime, self.database)
         self.authenticator = Authenticator(self.database)
         self.asgi: ASGIApp = application(self._services(), version("toolcrib"))
         self.new_key_file: Path | None = None
         self.begun = asyncio.Event()  # set once work is taken
         self._lock = StateLock(settings.state_dir)
         self._tasks: list[asyncio.Task[None]] = []
-        self._describe_metrics()
+        gauges.describe(self.metrics, self._services(), self.executor)
 
     def _services(self) -> Services:
         return Services(
@@ -100,11 +105,13 @@ class ToolServer:
             runtime=self.runtime,
             catalog=self.catalog,
             registry=self.registry,
+            database=self.database,
             calls=self.desk,
             authenticator=self.authenticator,
             readiness=self.readiness,
             metrics=self.metrics,
             streams=self.streams,
+            observer=self.observer,
         )
 
     async def start(self) -> None:
@@ -130,7 +137,7 @@ class ToolServer:
 
     async def _begin(self) -> None:
         """Orphans first: nothing new is started while something of an earlier process may be taken for it."""
-        await self.reaper.sweep()
+        await self.reaper.reconcile()
         if self.readiness.phase is Phase.STARTING:
             self.readiness.phase = Phase.SERVING
         self.begun.set()
@@ -180,6 +187,8 @@ class ToolServer:
         await self.executor.close()
         await self.runtime.close()
         self.database.close()
+        if self.spans is not None:
+            await asyncio.to_thread(self.spans.close)
         self._lock.release()
 
     def _count_start(self) -> None:
@@ -187,19 +196,15 @@ class ToolServer:
 
     def _count_call(self, tool: str, code: str, seconds: float) -> None:
         self.metrics.count("toolserver_calls_total", tool=tool, code=code)
-        self.metrics.observe("toolserver_call_seconds", seconds)
+        self.metrics.observe("toolserver_call_seconds", seconds, tool=tool)
 
-    def _describe_metrics(self) -> None:
-        metrics = self.metrics
-        metrics.counter("toolserver_requests_total", "HTTP requests by method and status.")
-        metrics.counter("toolserver_calls_total", "Ended tool calls by tool and code.")
-        metrics.counter("toolserver_sandboxes_started_total", "Sandboxes started.")
-        metrics.gauge("toolserver_sessions", "Live sessions.", lambda: float(len(self.registry.live())))
-        metrics.gauge("toolserver_calls_running", "Calls that run now.", lambda: float(len(self.executor.running())))
-        metrics.counter("toolserver_streamed_bytes_total", "Bytes of event streams.")
-        metrics.gauge("toolserver_streams_open", "Event streams that are open now.", lambda: float(self.streams.open))
-        metrics.histogram("toolserver_request_seconds", "Time of HTTP requests.")
-        metrics.histogram("toolserver_call_seconds", "Time of ended tool calls.")
+
+def _open_spans(settings: Settings) -> Spans | None:
+    """Raises StartRefused."""
+    try:
+        return open_spans(settings.telemetry.otlp_endpoint, version("toolcrib"))
+    except SpansMissing as problem:
+        raise StartRefused(str(problem)) from problem
 
 
 async def examine(settings: Settings) -> dict[str, Any]:

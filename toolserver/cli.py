@@ -116,13 +116,14 @@ def serve(
             "Without it they are deleted."
         ),
     ] = None,
-    log_format: Annotated[str, typer.Option(help="text or json.")] = "text",
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_format: Annotated[
+        str | None, typer.Option(help="json, text, or auto: text on a terminal, else json.", show_default="auto")
+    ] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default="info")] = None,
 ) -> None:
     """Run the server until SIGTERM or Ctrl-C."""
-    settings = _settings(config, state_dir, http={"host": host, "port": port}, runtime={"name": runtime})
-    if log_format not in ("text", "json") or log_level not in ("debug", "info", "warning", "error"):
-        _fail("--log-format is text or json, --log-level is debug, info, warning or error")
+    log = {"format": log_format, "level": log_level}
+    settings = _settings(config, state_dir, http={"host": host, "port": port}, runtime={"name": runtime}, log=log)
 
     import uvloop
 
@@ -130,7 +131,7 @@ def serve(
     from toolserver.errors import StartRefused
     from toolserver.telemetry.logs import configure_logging
 
-    configure_logging(log_level, as_json=log_format == "json")
+    configure_logging(settings.log.level, settings.log.format)
     options = ServeOptions(ready_file, exit_with_parent, keep_workspaces)
     try:
         uvloop.run(serve(settings, options, lambda line: print(line, file=sys.stderr, flush=True)))

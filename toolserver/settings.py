@@ -71,6 +71,19 @@ class CallSettings(Section):
     keep_days: float = Field(7, gt=0)  # how long outcomes are kept for their Idempotency-Key
 
 
+LogFormat = Literal["auto", "json", "text"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class LogSettings(Section):
+    format: LogFormat = "auto"  # text on a terminal, else json
+    level: LogLevel = "info"
+
+
+class TelemetrySettings(Section):
+    otlp_endpoint: str | None = None  # base URL of a collector; None: OTEL_EXPORTER_OTLP_ENDPOINT, without it no spans
+
+
 class WebSettings(Section):
     """The `web` tool image. `allow_private` names host:port pairs that may be fetched although they are not public."""
 
@@ -98,6 +111,8 @@ class Settings(BaseSettings):
     limits: LimitSettings = LimitSettings()
     call: CallSettings = CallSettings()
     web: WebSettings = WebSettings()
+    log: LogSettings = LogSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
 
     @classmethod
     def settings_customise_sources(

@@ -31,7 +31,7 @@ def make_runtime(name: str, server_id: str, state_dir: Path) -> SandboxRuntime:
 
 
 class Bench:
-    """A runtime under test with a session "s1", and the sandboxes that a test started."""
+    """A runtime under test with a workspace "s1", and the sandboxes that a test started."""
 
     def __init__(self, runtime: SandboxRuntime) -> None:
         self.runtime = runtime
@@ -74,7 +74,7 @@ async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     runtime = make_runtime(request.param, f"test-{uuid.uuid4().hex[:12]}", tmp_path)
     await runtime.open()
     await runtime.check()
-    await runtime.create_workspace("s1")
+    await runtime.create_workspace("s1", 16)
     yield Bench(runtime)
     await runtime.sweep()
     left = await runtime.sweep()

@@ -117,10 +117,12 @@ for _ in range(500):
 print(made, flush=True)
 time.sleep(60)
 """
-    await real_bench.runtime.create_workspace("s2")
+    await real_bench.runtime.create_workspace("s2", 16)
     sandbox = await real_bench.start(bomb)
     made = int(await sandbox.receive())
-    other = await real_bench.output("import os\nprint(os.waitstatus_to_exitcode(os.system('exit 3')))", session_id="s2")
+    other = await real_bench.output(
+        "import os\nprint(os.waitstatus_to_exitcode(os.system('exit 3')))", workspace_id="s2"
+    )
     await sandbox.remove()
     assert 8 < made <= LIMITS.pids
     assert other == b"3\n"

@@ -9,6 +9,7 @@ import pytest
 from tests.conformance.conftest import Bench, read_all
 from tests.conformance.programs import DEAF, ECHO, EXIT_42, RECALL, REMEMBER, UNDYING
 from toolserver.errors import RuntimeUnavailable, SandboxGone
+from toolserver.runtime.base import Inventory
 
 
 async def test_what_is_sent_comes_back(bench: Bench) -> None:
@@ -84,24 +85,24 @@ async def test_a_cancelled_start_leaves_no_sandbox(bench: Bench) -> None:
     assert await bench.runtime.sweep() == 0
 
 
-async def test_workspace_is_shared_in_a_session_and_outlives_its_sandboxes(bench: Bench) -> None:
+async def test_workspace_is_shared_and_outlives_its_sandboxes(bench: Bench) -> None:
     assert await bench.output(REMEMBER) == b"written\n"
     first, second = await asyncio.gather(bench.output(RECALL), bench.output(RECALL))
     assert first == second == b"kept\n"
 
 
-async def test_sessions_do_not_see_each_others_workspace(real_bench: Bench) -> None:
-    await real_bench.runtime.create_workspace("s2")
+async def test_workspaces_are_apart(real_bench: Bench) -> None:
+    await real_bench.runtime.create_workspace("s2", 16)
     await real_bench.output(REMEMBER)
     look = "import os; print(os.listdir('/workspace'), flush=True)"
-    assert await real_bench.output(look, session_id="s2") == b"[]\n"
+    assert await real_bench.output(look, workspace_id="s2") == b"[]\n"
 
 
 async def test_deleting_a_workspace_twice_is_no_error_and_it_is_empty_when_made_again(real_bench: Bench) -> None:
     await real_bench.output(REMEMBER)
     await real_bench.runtime.delete_workspace("s1")
     await real_bench.runtime.delete_workspace("s1")
-    await real_bench.runtime.create_workspace("s1")
+    await real_bench.runtime.create_workspace("s1", 16)
     assert await real_bench.output("import os; print(os.listdir('/workspace'), flush=True)") == b"[]\n"
 
 
@@ -112,15 +113,20 @@ async def test_deep_trees_and_closed_folders_are_deleted(real_bench: Bench) -> N
     assert await real_bench.runtime.sweep() == 0
 
 
-async def test_sweep_ends_what_belongs_to_no_kept_session(bench: Bench) -> None:
-    await bench.runtime.create_workspace("s2")
-    ended, kept = await asyncio.gather(bench.start(ECHO), bench.start(ECHO, session_id="s2"))
-    await bench.runtime.sweep(frozenset({"s2"}))
+async def test_sweep_removes_what_is_not_kept_and_nothing_else(bench: Bench) -> None:
+    await bench.runtime.create_workspace("s2", 16)
+    ended, kept = await asyncio.gather(bench.start(ECHO), bench.start(ECHO, workspace_id="s2"))
+    found = await bench.runtime.inventory()
+    both = frozenset({ended.spec.sandbox_id, kept.spec.sandbox_id})
+    assert found == Inventory(both, both, frozenset({"s1", "s2"}))
+    assert await bench.runtime.sweep(frozenset({kept.spec.sandbox_id}), frozenset({"s2"})) == 2
     assert await read_all(ended) == b""
     await kept.send(b"still here\n")
     assert await kept.receive() == b"still here\n"
+    assert (await bench.runtime.has_workspace("s1"), await bench.runtime.has_workspace("s2")) == (False, True)
     await kept.remove()
     await ended.remove()
+    assert (await bench.runtime.inventory()).sandboxes == frozenset()
 
 
 async def test_limits_are_never_raised(bench: Bench) -> None:

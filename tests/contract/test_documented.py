@@ -10,7 +10,9 @@ from pydantic import BaseModel
 
 from agent.settings import Settings as AgentSettings
 from toolserver.api.application import ROUTES
+from toolserver.app import ToolServer
 from toolserver.errors import CODES
+from toolserver.runtime.fake_runtime import FakeRuntime
 from toolserver.settings import Settings
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
@@ -51,6 +53,14 @@ def test_every_setting_is_documented() -> None:
 
 def _in_table(text: str) -> set[str]:
     return set(re.findall(r"^\| `([a-z_.]+)` \|", text, re.MULTILINE))
+
+
+async def test_every_metric_is_documented(tmp_path: Path) -> None:
+    chosen = Settings(state_dir=tmp_path, runtime={"name": "fake"})
+    server = ToolServer(chosen, FakeRuntime("test", tmp_path, chosen.runtime))
+    shown = set(re.findall(r"^# TYPE (\S+)", server.metrics.render(), re.MULTILINE))
+    table = (REFERENCE / "observability.md").read_text().partition("## Metrics")[2]
+    assert set(re.findall(r"`((?:toolserver|process)_\w+)`", table)) == shown
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 409, 410, 413, 422, 429, 450, 500, 503])

@@ -13,33 +13,35 @@ from toolserver.settings import RuntimeSettings
 pytestmark = pytest.mark.bubblewrap
 
 
-def stray(state: Path, session: str) -> subprocess.Popen[bytes]:
-    """bwrap with a session's folder in its arguments, as the server starts it, noted nowhere."""
-    workspace = state / "bubblewrap" / "sessions" / session / "workspace"
+def stray(state: Path, name: str) -> subprocess.Popen[bytes]:
+    """bwrap with a sandbox's name and a workspace's folder in its arguments, as the server starts it, noted nowhere."""
+    workspace = state / "bubblewrap" / "workspaces" / f"wsp_{name}" / "workspace"
     workspace.mkdir(parents=True, exist_ok=True)
-    command = [find_bwrap(), "--unshare-pid", "--ro-bind", "/", "/", "--bind", str(workspace), "/mnt"]
+    command = [f"sbx_{name}/bwrap", "--unshare-pid", "--ro-bind", "/", "/", "--bind", str(workspace), "/mnt"]
     return subprocess.Popen(
-        [*command, "--proc", "/proc", "--", "sh", "-c", "echo up; sleep 60"], stdout=subprocess.PIPE
+        [*command, "--proc", "/proc", "--", "sh", "-c", "echo up; sleep 60"],
+        executable=find_bwrap(),
+        stdout=subprocess.PIPE,
     )
 
 
 async def test_the_sweep_ends_what_was_never_noted_and_nothing_of_others(tmp_path: Path) -> None:
     runtime = BubblewrapRuntime("server", tmp_path / "mine", RuntimeSettings())
     await runtime.check()
-    await runtime.create_workspace("ses_live")
+    await runtime.create_workspace("wsp_live", 16)
     strays = [
-        stray(tmp_path / "mine", "ses_orphan"),
-        stray(tmp_path / "mine", "ses_live"),
+        stray(tmp_path / "mine", "orphan"),
+        stray(tmp_path / "mine", "live"),
         stray(tmp_path / "other", "s"),
     ]
     try:
         for process in strays:
             assert process.stdout is not None
             assert process.stdout.readline() == b"up\n"
-        await runtime.sweep(frozenset({"ses_live"}))
+        await runtime.sweep(frozenset({"sbx_live"}), frozenset({"wsp_live"}))
         assert strays[0].wait(5) != 0
         assert [process.poll() for process in strays[1:]] == [None, None]
-        assert not (tmp_path / "mine" / "bubblewrap" / "sessions" / "ses_orphan").exists()
+        assert not (tmp_path / "mine" / "bubblewrap" / "workspaces" / "wsp_orphan").exists()
         await runtime.sweep()
         assert strays[1].wait(5) != 0
     finally:

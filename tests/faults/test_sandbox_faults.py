@@ -45,14 +45,15 @@ def children(pid: int) -> list[int]:
     return [int(part) for part in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def monitor(session: str) -> int:
+def monitor(server: ServerProcess, session: str) -> int:
     """bwrap itself, which names the session's workspace in its arguments."""
+    workspace = server.workspace_id(session).encode()
     for entry in Path("/proc").iterdir():
         try:
             line = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
         except OSError:
             continue
-        if line.split(b"\0", 1)[0].endswith(b"bwrap") and session.encode() in line:
+        if line.split(b"\0", 1)[0].endswith(b"bwrap") and workspace in line:
             return int(entry.name)
     raise AssertionError("no sandbox")
 
@@ -60,14 +61,12 @@ def monitor(session: str) -> int:
 def act(server: ServerProcess, session: str, what: str) -> None:
     """`kill` ends the sandbox's first process, `monitor` what holds it on the host, `pause` stops all that runs in it."""
     if server.runtime == "docker":
-        listed = ["docker", "ps", "-q", "--filter", f"label=toolcrib.session={session}"]
-        container = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.strip()
         command = {"kill": "kill", "pause": "pause", "monitor": "kill"}[what]
-        subprocess.run(["docker", command, container], capture_output=True, check=True)
+        subprocess.run(["docker", command, *server.containers(session)], capture_output=True, check=True)
     elif what == "monitor":
-        os.kill(monitor(session), signal.SIGKILL)
+        os.kill(monitor(server, session), signal.SIGKILL)
     else:
-        for pid in children(monitor(session)):
+        for pid in children(monitor(server, session)):
             os.kill(pid, signal.SIGKILL if what == "kill" else signal.SIGSTOP)
 
 

@@ -201,14 +201,8 @@ def test_a_container_removed_by_hand_in_mid_call_is_named_and_replaced(tmp_path:
             )
             runner.start()
             time.sleep(1.5)
-            found = subprocess.run(
-                ["docker", "ps", "-q", "--filter", f"label=toolcrib.session={session}"],
-                capture_output=True,
-                text=True,
-                check=True,
-            )
             begun = time.monotonic()
-            subprocess.run(["docker", "rm", "-f", found.stdout.strip()], capture_output=True, check=True)
+            subprocess.run(["docker", "rm", "-f", *server.containers(session)], capture_output=True, check=True)
             runner.join(15)
             assert time.monotonic() - begun < 10
             assert box[0].status_code == 500

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
+import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -69,6 +71,11 @@ def test_a_long_lock_is_503_for_all_in_bounded_time_while_reads_go_on(server: Se
                 assert answer.status_code == status
                 assert took < 2, "a read waited for the writers"
             answers = [answer.result() for answer in asked]
+            took, ready = timed(client, "GET", "/readyz")
+            assert (ready.status_code, ready.json()["detail"]["code"]) == (503, "runtime_unavailable")
+            assert "database" in ready.json()["detail"]["message"]
+            assert took < 2
+        assert client.get("/readyz").status_code == 200
         for took, answer in answers:
             assert answer.status_code == 503, answer.text
             assert answer.json()["detail"]["effects"] == "none"
@@ -97,6 +104,48 @@ def test_an_outcome_that_can_not_be_written_is_given_and_written_later(server: S
     server.start()
     with server.client() as client:
         assert client.get("/v1/calls/written-later").json() == answer.json()
+
+
+@contextmanager
+def small_disk(folder: Path, mib: int) -> Iterator[Path]:
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip("can't mount a small disk here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_state_disk_is_503_and_not_ready_until_there_is_room(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "server", 16) as folder:
+        server = ServerProcess("bubblewrap", folder).start()
+        try:
+            with server.client() as client:
+                path = call_path(client)
+                body = {"arguments": {"code": "open('n', 'a').write('x')"}}
+                assert client.post(path, json=body).status_code == 200
+                assert client.get("/readyz").status_code == 200
+                filler = folder / "filler"
+                with contextlib.suppress(OSError), filler.open("wb") as file:
+                    while True:
+                        file.write(b"x" * 4096)
+                        file.flush()
+                statuses = [client.post(path, json=body).status_code for _ in range(8)]
+                assert set(statuses) <= {200, 503}
+                assert statuses[-1] == 503
+                ready = client.get("/readyz")
+                assert ready.status_code == 503
+                assert "disk is full" in ready.json()["detail"]["message"]
+                assert "toolserver_store_up 0" in client.get("/metrics").text
+                filler.unlink()
+                assert client.get("/readyz").status_code == 200
+                assert client.post(path, json=body).status_code == 200
+        finally:
+            server.end()
 
 
 def test_a_damaged_database_is_refused_in_words_and_left_alone(tmp_path: Path) -> None:

@@ -16,12 +16,15 @@ from toolserver.calls.idempotency import check_key
 from toolserver.calls.running import RunningCall
 from toolserver.errors import Code, ToolServerError, invalid, invalid_all
 from toolserver.settings import CallSettings
-from toolserver.telemetry.trace import current_trace, trace_id
+from toolserver.telemetry.trace import about, trace_id
+
+_SHOWN = 128  # characters of an id in the log
 
 
 async def call(request: Request) -> Response:
     crib, key = services(request), caller(request, "use")
     session_id = request.path_params["session_id"]
+    about(session_id=session_id[:_SHOWN])
     try:
         given = _key(request)
         body = await json_body(request, wire.CallBody)
@@ -36,7 +39,6 @@ async def call(request: Request) -> Response:
         tool=request.path_params["tool_name"],
         arguments=body.arguments,
         trace_id=trace_id(),
-        traceparent=trace.traceparent if (trace := current_trace.get()) is not None else None,
         wait_s=body.wait_s,
         deadline_s=body.deadline_s,
         key=given,
@@ -82,6 +84,7 @@ async def get(request: Request) -> Response:
     if wait_s is not None and wait_s > crib.settings.call.max_wait_s:
         raise invalid("/wait_s", f"is more than this server grants: at most {crib.settings.call.max_wait_s:g}")
     call_id = request.path_params["call_id"]
+    about(call_id=call_id[:_SHOWN])
     if events.wanted(request):
         offset = events.offset_of(request, query.after)
         crib.streams.take()
@@ -98,4 +101,5 @@ async def get(request: Request) -> Response:
 async def cancel(request: Request) -> Response:
     crib, key = services(request), caller(request, "use")
     wire.read_query(wire.NoQuery, request.query_params.multi_items())
+    about(call_id=request.path_params["call_id"][:_SHOWN])
     return call_answer(await crib.calls.cancel(key.tenant, request.path_params["call_id"]), replayable=False)

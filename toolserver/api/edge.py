@@ -12,12 +12,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from toolserver.api.answers import error_answer
 from toolserver.api.services import Services
-from toolserver.telemetry.trace import Trace, current_trace
+from toolserver.telemetry.trace import Trace, about, current_trace
 
 _OPEN_PATHS = frozenset({"/healthz"})
 _PHASELESS_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 _WANTED = (b"authorization", b"traceparent", b"x-request-id")
 _STALLED_S = 60.0
+_SHOWN = 1024  # characters of a path in the log
 _log = logging.getLogger(__name__)
 
 
@@ -36,7 +37,8 @@ class Edge:
     async def _http(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         begun = time.monotonic()
         found = {name: value for name, value in scope["headers"] if name in _WANTED}
-        trace = Trace.of(_text(found.get(b"traceparent")), _text(found.get(b"x-request-id")))
+        observer = self.services.observer
+        trace = Trace.of(_text(found.get(b"traceparent")), _text(found.get(b"x-request-id")), observer)
         token = current_trace.set(trace)
         answered = _Traced(send, trace)
         try:
@@ -49,7 +51,12 @@ class Edge:
                 raise  # the connection is closed, so that the client sees a cut answer
         finally:
             seconds = time.monotonic() - begun
-            self._note(scope, answered.status, seconds)
+            method, path, status = scope["method"], scope["path"], answered.status
+            observer.request_ended(trace, method, path, status, seconds)
+            if _log.isEnabledFor(level := logging.DEBUG if path in _PHASELESS_PATHS else logging.INFO):
+                fields = {"method": method, "path": path[:_SHOWN], "status": status, "ms": round(seconds * 1000, 2)}
+                fields |= {"bytes": answered.bytes, "request_id": trace.request_id}
+                _log.log(level, "request", extra={"fields": fields})
             current_trace.reset(token)
 
     async def _guarded(
@@ -59,23 +66,12 @@ class Edge:
         path = scope["path"]
         if path not in _OPEN_PATHS:
             authenticator = self.services.authenticator
-            scope["toolserver.key"] = authenticator.known(header) or await authenticator.look_up(header)
+            key = authenticator.known(header) or await authenticator.look_up(header)
+            scope["toolserver.key"] = key
+            about(tenant=key.tenant)
         if path not in _PHASELESS_PATHS and self.services.readiness.phase == "starting":
             self.services.readiness.check_phase()
         await self._app(scope, receive, send)
-
-    def _note(self, scope: MutableMapping[str, Any], status: int | None, seconds: float) -> None:
-        metrics = self.services.metrics
-        metrics.count("toolserver_requests_total", method=_method(scope["method"]), status=str(status or "none"))
-        metrics.observe("toolserver_request_seconds", seconds)
-        if _log.isEnabledFor(logging.DEBUG):
-            fields = {
-                "method": scope["method"],
-                "path": scope["path"],
-                "status": status,
-                "ms": round(seconds * 1000, 2),
-            }
-            _log.debug("request", extra={"fields": fields})
 
 
 class _Traced:
@@ -85,11 +81,14 @@ class _Traced:
         self._send = send
         self._headers = [(b"x-request-id", trace.request_id.encode()), (b"traceparent", trace.traceparent.encode())]
         self.status: int | None = None
+        self.bytes = 0
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), *self._headers, (b"x-content-type-options", b"nosniff")]
+        else:
+            self.bytes += len(message.get("body", b""))
         if not message.get("more_body"):
             await self._send(message)
             return
@@ -99,7 +98,3 @@ class _Traced:
 
 def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode("latin-1")
-
-
-def _method(name: str) -> str:
-    return name if name in {"GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"} else "other"

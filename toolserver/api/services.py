@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,8 +19,10 @@ from toolserver.errors import Code, RuntimeUnavailable, ToolServerError
 from toolserver.runtime.base import SandboxRuntime
 from toolserver.sessions.registry import Registry
 from toolserver.settings import Settings
+from toolserver.store.database import Database
 from toolserver.store.keys import Key
 from toolserver.telemetry.metrics import Metrics
+from toolserver.telemetry.observer import RequestObserver
 
 _CHECK_S = 2.0  # how long an answer of the runtime's check is believed
 
@@ -35,6 +38,7 @@ class Readiness:
     """Whether work can be taken now."""
 
     runtime: SandboxRuntime
+    database: Database
     clock: Callable[[], float] = time.monotonic
     phase: Phase = Phase.STARTING
     _checked: float = field(default=float("-inf"))
@@ -49,18 +53,31 @@ class Readiness:
                 Code.DRAINING, "The server is shutting down and takes no new work. Try again when it is back."
             )
 
-    async def check(self) -> None:
-        """Raises starting, draining, RuntimeUnavailable."""
-        self.check_phase()
+    @property
+    def engine_up(self) -> bool:
+        """By the last look at it."""
+        return self._problem is None
+
+    async def look(self, within_s: float | None = None) -> None:
+        """Ask the runtime whether it can be used, unless that was done a moment ago. `within_s`: silence for so long is a no."""
         if self.clock() - self._checked >= _CHECK_S:
             try:
-                await self.runtime.check()
+                async with asyncio.timeout(within_s):
+                    await self.runtime.check()
                 self._problem = None
             except RuntimeUnavailable as problem:
                 self._problem = str(problem)
+            except TimeoutError:
+                self._problem = "The sandbox runtime does not answer."
             self._checked = self.clock()
+
+    async def check(self) -> None:
+        """Raises starting, draining, RuntimeUnavailable, StoreUnavailable."""
+        self.check_phase()
+        await self.look()
         if self._problem is not None:
             raise RuntimeUnavailable(self._problem)
+        self.database.probe()
 
 
 @dataclass(frozen=True)
@@ -69,11 +86,13 @@ class Services:
     runtime: SandboxRuntime
     catalog: Catalog
     registry: Registry
+    database: Database
     calls: CallDesk
     authenticator: Authenticator
     readiness: Readiness
     metrics: Metrics
     streams: Streams
+    observer: RequestObserver
 
 
 def services(request: Request) -> Services:

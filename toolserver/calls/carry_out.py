@@ -16,6 +16,7 @@ from toolserver.runtime.base import SandboxEnd
 from toolserver.sandbox.stdio_client import RpcError
 from toolserver.sandbox.tool_sandbox import ToolSandbox
 from toolserver.settings import CallSettings
+from toolserver.telemetry.trace import Stage
 
 _LAST_LOOK_S = 1.0
 
@@ -30,16 +31,17 @@ async def carry_out(call: RunningCall, settings: CallSettings) -> Answer:
     begun = time.monotonic()
     call.hand_to(sandbox)
     try:
-        result = await sandbox.call(
-            call.tool.name,
-            call.arguments,
-            call_id=call.call_id,
-            deadline_s=call.deadline_s,
-            max_text_bytes=settings.max_text_bytes,
-            grace_s=settings.kill_grace_s,
-            traceparent=call.traceparent,
-            on_progress=call.progress.tell,
-        )
+        with Stage("sandbox") as stage:
+            result = await sandbox.call(
+                call.tool.name,
+                call.arguments,
+                call_id=call.call_id,
+                deadline_s=call.deadline_s,
+                max_text_bytes=settings.max_text_bytes,
+                grace_s=settings.kill_grace_s,
+                traceparent=stage.traceparent,
+                on_progress=call.progress.tell,
+            )
     except RpcError as problem:
         raise failure.protocol_error(problem, call.call_id) from problem
     except TimeoutError as problem:

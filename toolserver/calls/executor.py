@@ -39,6 +39,7 @@ from toolserver.settings import CallSettings
 from toolserver.store import calls as rows
 from toolserver.store.calls import CallRow
 from toolserver.store.database import Database
+from toolserver.telemetry.trace import about
 
 _RETRY_WRITE_S = 2.0
 _SMALL_BYTES = 64 << 10
@@ -54,7 +55,6 @@ class CallRequest:
     tool: str
     arguments: Any
     trace_id: str
-    traceparent: str | None = None  # the span that the call is a part of
     wait_s: float | None = None
     deadline_s: float | None = None
     key: str | None = None
@@ -82,6 +82,11 @@ class Executor:
     def running(self) -> list[RunningCall]:
         return list(self._running.values())
 
+    @property
+    def unwritten(self) -> int:
+        """Outcomes that could not be stored yet."""
+        return len(self._unwritten)
+
     def find_running(self, tenant: str, call_id: str) -> RunningCall | None:
         return self._running.get((tenant, call_id))
 
@@ -107,7 +112,6 @@ class Executor:
             deadline_s=deadline_s,
             request_hash=digest,
             trace_id=request.trace_id,
-            traceparent=request.traceparent,
         )
         stored = await self._begin(call)
         if stored is not None:
@@ -140,6 +144,7 @@ class Executor:
     async def _begin(self, call: RunningCall) -> CallRow | None:
         """Write it down and start it; or the row of an earlier call of that name. Raises StoreUnavailable."""
         place = (call.tenant, call.call_id)
+        about(call_id=call.call_id)
         self._running[place] = call  # before it is written: a second request with the key joins this one
         self._per_session[call.session.session_id] += 1
         row = CallRow(

@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 
 from toolserver.calls.answer import Answer
 from toolserver.calls.failure import interrupted
-from toolserver.store import calls, sessions
+from toolserver.store import calls, sandboxes, sessions
 
 
 def close_left_open(connection: Connection) -> tuple[int, int]:
@@ -18,4 +18,8 @@ def close_left_open(connection: Connection) -> tuple[int, int]:
     for row in left:
         answer = Answer.refusal(interrupted(row.call_id), row.trace_id)
         calls.end(connection, row.tenant, row.call_id, status=answer.status, body=answer.body, ended_at=now)
-    return len(left), sessions.end_all(connection, "node_lost", now)
+    lost = sessions.live(connection)
+    for session in lost:
+        sessions.end(connection, session.session_id, "node_lost", now)
+    sandboxes.purge(connection)
+    return len(left), len(lost)

@@ -54,7 +54,6 @@ class RunningCall:
     deadline_s: float
     request_hash: str
     trace_id: str
-    traceparent: str | None = None
     answer: asyncio.Future[Answer] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     task: asyncio.Task[None] | None = None
     sandbox: ToolSandbox | None = None

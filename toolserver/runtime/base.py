@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
+
+from toolserver.errors import SandboxGone
 
 WorkspaceAccess = Literal["none", "ro", "rw"]
 Network = Literal["none", "open"]
@@ -25,11 +28,12 @@ class Limits:
 class SandboxSpec:
     """What to start. `image` is a key of the catalog; `reference` the engine's name for it; `command` replaces the image's own.
 
-    `env` is fixed at start and holds no secret; the session's env is bound later over the protocol.
+    `workspace_id` names the workspace, which a sandbox of the pool has before it has a session. `env` is fixed at start
+    and holds no secret; the session's env is bound later over the protocol.
     """
 
     sandbox_id: str
-    session_id: str
+    workspace_id: str
     image: str
     reference: str
     command: tuple[str, ...]
@@ -37,6 +41,15 @@ class SandboxSpec:
     workspace: WorkspaceAccess = "rw"
     network: Network = "none"
     env: Mapping[str, str] = field(default_factory=dict)
+
+    def dump(self) -> str:
+        """As JSON, for the store."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def load(cls, text: str) -> SandboxSpec:
+        told = json.loads(text)
+        return cls(**{**told, "command": tuple(told["command"]), "limits": Limits(**told["limits"])})
 
 
 @dataclass(frozen=True)
@@ -48,13 +61,32 @@ class SandboxEnd:
     log_tail: str = ""  # the last bytes of stderr, for the operator's log, never for a client
 
 
+class SandboxEnded(SandboxGone):
+    """The sandbox runs no more; `end` is how it ended, as far as the runtime can tell."""
+
+    def __init__(self, end: SandboxEnd) -> None:
+        super().__init__(f"the sandbox ended ({end.cause})")
+        self.end = end
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What of this server is on the engine, by id. `running` are those of `sandboxes` that run, paused ones too."""
+
+    sandboxes: frozenset[str] = frozenset()
+    running: frozenset[str] = frozenset()
+    workspaces: frozenset[str] = frozenset()
+
+
 class Sandbox(ABC):
     """One running sandbox: a byte stream in, a byte stream out, and an end.
 
-    The caller owns it: `remove` must be called once, whatever happened. Not safe for several readers.
+    The caller owns it: `remove` or `release` must be called once, whatever happened. Not safe for several readers.
+    `handle` is what `attach` needs to find it again, in this process or a later one.
     """
 
     spec: SandboxSpec
+    handle: str
 
     @abstractmethod
     async def send(self, data: bytes) -> None:
@@ -71,6 +103,10 @@ class Sandbox(ABC):
     @abstractmethod
     async def remove(self) -> SandboxEnd:
         """Kill if need be, and leave nothing behind (the workspace stays). Safe to call twice."""
+
+    @abstractmethod
+    async def release(self) -> None:
+        """Let go of its stream and leave it running, for `attach`. The runtime forgets it."""
 
 
 class SandboxRuntime(ABC):
@@ -91,19 +127,51 @@ class SandboxRuntime(ABC):
         """Start a sandbox, attached. Transactional: a failed start leaves nothing. Raises RuntimeUnavailable."""
 
     @abstractmethod
-    async def create_workspace(self, session_id: str) -> None:
-        """Make the session's workspace, which outlives its sandboxes, owned by the sandbox user."""
+    async def attach(self, spec: SandboxSpec, handle: str) -> Sandbox:
+        """A sandbox that runs already, by its `handle`: after the death of the server that started it, or of its stream.
+
+        Raises SandboxEnded when it does not run any more (what was left of it is removed), RuntimeUnavailable when that
+        can't be told now.
+        """
 
     @abstractmethod
-    async def delete_workspace(self, session_id: str) -> None:
-        """Delete it; no error when it is gone. All sandboxes of the session were removed before."""
+    async def resize(self, sandbox: Sandbox, limits: Limits) -> Limits:
+        """Give a running sandbox other limits of memory, cpus and pids; what is in effect, read back.
+
+        Raises RuntimeUnavailable when this runtime or host can't, or when `disk_mb` differs: then nothing counts as changed.
+        """
 
     @abstractmethod
-    async def sweep(self, keep_sessions: frozenset[str] = frozenset()) -> int:
-        """Remove every sandbox and workspace of this server that belongs to no session in `keep_sessions`; how many.
+    async def create_workspace(self, workspace_id: str, disk_mb: int) -> None:
+        """Make a workspace of at most `disk_mb` MiB, which outlives its sandboxes, owned by the sandbox user."""
+
+    @abstractmethod
+    async def delete_workspace(self, workspace_id: str) -> None:
+        """Delete it; no error when it is gone. All its sandboxes were removed before."""
+
+    @abstractmethod
+    async def has_workspace(self, workspace_id: str) -> bool:
+        """Whether it is there. Raises RuntimeUnavailable when that can't be told now."""
+
+    @abstractmethod
+    async def inventory(self) -> Inventory:
+        """All that carries this server's label. Raises RuntimeUnavailable."""
+
+    @abstractmethod
+    async def discard(self, sandbox_ids: frozenset[str], workspace_ids: frozenset[str]) -> None:
+        """End and remove these sandboxes, then delete these workspaces, whoever started them. Raises RuntimeUnavailable."""
+
+    async def sweep(
+        self, keep_sandboxes: frozenset[str] = frozenset(), keep_workspaces: frozenset[str] = frozenset()
+    ) -> int:
+        """Remove every sandbox and workspace of this server that is in neither; how many.
 
         Only what carries this server's label: foreign containers are never touched.
         """
+        found = await self.inventory()
+        sandboxes, workspaces = found.sandboxes - keep_sandboxes, found.workspaces - keep_workspaces
+        await self.discard(sandboxes, workspaces)
+        return len(sandboxes) + len(workspaces)
 
     @abstractmethod
     def effective_limits(self, asked: Limits) -> Limits:
@@ -117,4 +185,4 @@ class SandboxRuntime(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go of the engine. Sandboxes that still run are removed."""
+        """Let go of the engine. Sandboxes that were started or attached, and not released, are removed."""

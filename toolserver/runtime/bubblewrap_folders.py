@@ -1,9 +1,9 @@
-"""The folders of bubblewrap sessions in the server's state: workspace, user, and the processes to end after a crash.
+"""The folders of bubblewrap workspaces in the server's state, and the processes to find again after a crash.
 
-    <state>/bubblewrap/sessions/<session>/workspace/     bound at /workspace
-    <state>/bubblewrap/sessions/<session>/users/         passwd and group of the sandbox
-    <state>/bubblewrap/processes/<sandbox>               "pid start-time" of its first process, and the session's id
-    <state>/bubblewrap/etc-none, etc-open                /etc without and with a network
+    <state>/bubblewrap/workspaces/<workspace>/workspace/   bound at /workspace
+    <state>/bubblewrap/workspaces/<workspace>/users/       passwd and group of its sandboxes
+    <state>/bubblewrap/processes/<sandbox>                 "pid start-time" of its first process
+    <state>/bubblewrap/etc-none, etc-open                  /etc without and with a network
 Blocking: call it in a thread.
 """
 
@@ -25,17 +25,17 @@ _UIDS, _SHARES = 20_000, 5_000  # ids of one server; servers of one host whose s
 _DELETE_S = 120
 
 
-class SessionFolders:
-    """`root`: the server runs as root, so each session gets a user of its own, on whom its process limit is counted."""
+class BubblewrapFolders:
+    """`root`: the server runs as root, so each workspace gets a user of its own, on whom its process limit is counted."""
 
     def __init__(self, state_dir: Path, *, root: bool, sandbox_uid: int) -> None:
         self._home = state_dir / "bubblewrap"
-        self._sessions, self._processes = self._home / "sessions", self._home / "processes"
+        self._workspaces, self._processes = self._home / "workspaces", self._home / "processes"
         self._root, self._sandbox_uid = root, sandbox_uid
 
     def prepare(self) -> None:
         """Raises OSError."""
-        for folder in (self._home, self._sessions, self._processes):
+        for folder in (self._home, self._workspaces, self._processes):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # the mounts are made before the user is changed
         for network in (False, True):
             folder = self.etc(network=network)
@@ -46,12 +46,12 @@ class SessionFolders:
     def etc(self, *, network: bool) -> Path:
         return self._home / ("etc-open" if network else "etc-none")
 
-    def session(self, session_id: str) -> Path:
-        return self._sessions / session_id
+    def workspace(self, workspace_id: str) -> Path:
+        return self._workspaces / workspace_id
 
-    def create(self, session_id: str) -> None:
-        """The session's folder, user and workspace; nothing changes when it has them. Raises OSError."""
-        folder = self.session(session_id)
+    def create(self, workspace_id: str) -> None:
+        """The folder, user and workspace; nothing changes when they are there. Raises OSError."""
+        folder = self.workspace(workspace_id)
         workspace, users = folder / "workspace", folder / "users"
         if workspace.is_dir():
             return
@@ -65,14 +65,14 @@ class SessionFolders:
             os.chown(half, uid, uid)
         half.replace(workspace)
 
-    def uid(self, session_id: str) -> int | None:
-        """The host's user of the session; None when the server is not root. Raises FileNotFoundError."""
-        owner = (self.session(session_id) / "workspace").stat().st_uid
+    def uid(self, workspace_id: str) -> int | None:
+        """The host's user of the workspace; None when the server is not root. Raises FileNotFoundError."""
+        owner = (self.workspace(workspace_id) / "workspace").stat().st_uid
         return owner if self._root else None
 
     def _free_uid(self) -> int:
         taken = set()
-        for workspace in self._sessions.glob("*/workspace"):
+        for workspace in self._workspaces.glob("*/workspace"):
             taken.add(workspace.stat().st_uid)
         share = int.from_bytes(hashlib.sha256(os.fsencode(self._home.resolve())).digest()[:4], "big") % _SHARES
         if _maps(_FIRST_UID + _SHARES * _UIDS):
@@ -81,9 +81,9 @@ class SessionFolders:
             first, turn = _FIRST_SMALL_UID, share * (_UIDS // _SHARES)
         return next(uid for n in range(_UIDS) if (uid := first + (turn + n) % _UIDS) not in taken)
 
-    def delete(self, session_id: str) -> None:
+    def delete(self, workspace_id: str) -> None:
         """Raises RuntimeUnavailable when something stays."""
-        folder = self.session(session_id)
+        folder = self.workspace(workspace_id)
         for prepare in ([], ["chmod", "-R", "u+rwX", "--"]):
             if not folder.exists():
                 return
@@ -93,52 +93,60 @@ class SessionFolders:
         if folder.exists():
             raise RuntimeUnavailable("A workspace could not be deleted whole.")
 
-    def session_ids(self) -> list[str]:
-        return [folder.name for folder in self._sessions.iterdir()] if self._sessions.is_dir() else []
+    def workspace_ids(self) -> list[str]:
+        return [folder.name for folder in self._workspaces.iterdir()] if self._workspaces.is_dir() else []
 
-    # -- processes that a killed server may leave
+    # -- processes that a killed server leaves
 
-    def remember(self, sandbox_id: str, session_id: str, pid: int) -> None:
+    def remember(self, sandbox_id: str, pid: int) -> None:
         process = HostProcess.running(pid)
         if process is not None:
-            (self._processes / sandbox_id).write_text(f"{process.dump()}{session_id}\n")
+            (self._processes / sandbox_id).write_text(process.dump())
 
     def forget(self, sandbox_id: str) -> None:
         (self._processes / sandbox_id).unlink(missing_ok=True)
 
-    def end_left_over(self, keep_sessions: frozenset[str], running: frozenset[str]) -> int:
-        """Kill the sandboxes of an earlier server that belong to no session kept; how many were there."""
-        ended = sum(process.kill() for process in self._starting(keep_sessions))
-        for note in list(self._processes.iterdir()) if self._processes.is_dir() else ():
-            lines = note.read_text().splitlines()
-            process = HostProcess.load(lines[0]) if lines else None
-            if note.name in running or (len(lines) > 1 and lines[1] in keep_sessions):
-                continue
-            ended += process is not None and process.kill()
-            note.unlink(missing_ok=True)
-        return ended
+    def sandbox_ids(self) -> tuple[set[str], set[str]]:
+        """All that were noted or are being started, and those of them that run."""
+        noted = [note.name for note in self._processes.iterdir()] if self._processes.is_dir() else []
+        running = {name for name in noted if (process := self._noted(name)) is not None and process.is_running()}
+        starting = set(self._starting())
+        return starting.union(noted), starting | running
 
-    def _starting(self, keep_sessions: frozenset[str]) -> list[HostProcess]:
-        """Sandboxes of a server that was killed before it noted them, first processes first.
+    def end(self, sandbox_id: str) -> None:
+        """Kill what runs of a sandbox that an earlier server started. Raises PermissionError."""
+        for process in (*self._starting().get(sandbox_id, ()), self._noted(sandbox_id)):
+            if process is not None:
+                process.kill()
+        self.forget(sandbox_id)
 
-        Such a first process can wait for ever for a bwrap that has died. Both still name the session's folder.
+    def _noted(self, sandbox_id: str) -> HostProcess | None:
+        try:
+            return HostProcess.load((self._processes / sandbox_id).read_text())
+        except FileNotFoundError:
+            return None
+
+    def _starting(self) -> dict[str, list[HostProcess]]:
+        """Processes that are still bwrap, by their sandbox, first processes first: a killed server may not have noted them.
+
+        Such a first process can wait for ever for a bwrap that has died. Both are named after the sandbox.
         """
-        prefix = os.fsencode(self._sessions) + b"/"
-        found: list[HostProcess | None] = []
+        prefix = os.fsencode(self._workspaces) + b"/"
+        found: dict[str, list[HostProcess]] = {}
         for entry in Path("/proc").iterdir():
             try:
                 line = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
-                names = {
-                    os.fsdecode(part.removeprefix(prefix).split(b"/")[0]) for part in line if part.startswith(prefix)
-                }
-                if not names or names & keep_sessions or Path(os.fsdecode(line[0])).name != "bwrap":
+                sandbox_id, _, program = os.fsdecode(line[0]).rpartition("/") if line else ("", "", "")
+                if program != "bwrap" or not any(part.startswith(prefix) for part in line):
                     continue
                 children = (entry / "task" / entry.name / "children").read_text().split()
             except OSError:
                 continue  # it ended meanwhile, or is not ours
-            found += [HostProcess.running(int(child)) for child in children]
-            found.append(HostProcess.running(int(entry.name)))
-        return [process for process in dict.fromkeys(found) if process is not None]
+            pids = (*(int(child) for child in children), int(entry.name))
+            found.setdefault(sandbox_id, []).extend(
+                process for pid in pids if (process := HostProcess.running(pid)) is not None
+            )
+        return found
 
 
 def _maps(uid: int) -> bool:

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from toolserver.errors import RuntimeUnavailable
-from toolserver.runtime.base import Limits, Sandbox, SandboxRuntime, SandboxSpec
+from toolserver.runtime.base import Inventory, Limits, Sandbox, SandboxEnd, SandboxEnded, SandboxRuntime, SandboxSpec
 from toolserver.runtime.bubblewrap_arguments import Place, command_line, loader_cache_command
-from toolserver.runtime.bubblewrap_folders import SessionFolders
+from toolserver.runtime.bubblewrap_folders import BubblewrapFolders
 from toolserver.runtime.bubblewrap_sandbox import BubblewrapSandbox, first_process
 from toolserver.runtime.hardening import SANDBOX_UID
 from toolserver.runtime.interpreter import Interpreter, find_interpreter
@@ -53,7 +53,7 @@ class BubblewrapRuntime(SandboxRuntime):
         del server_id  # the state folder is the server's own
         self._settings = settings
         self._root = os.geteuid() == 0
-        self._folders = SessionFolders(state_dir, root=self._root, sandbox_uid=SANDBOX_UID)
+        self._folders = BubblewrapFolders(state_dir, root=self._root, sandbox_uid=SANDBOX_UID)
         self._program: _Program | None = None
         self._works = False
         self._preparing = asyncio.Lock()
@@ -95,9 +95,9 @@ class BubblewrapRuntime(SandboxRuntime):
 
     async def _probe(self, program: _Program) -> None:
         """Start one for real: kernels and distributions forbid namespaces in ways that only trying tells."""
-        session = f"probe-{os.getpid()}"
-        spec = SandboxSpec("probe", session, "probe", OUR_IMAGES + "probe", _PROBE, Limits(256, 1, 64, 64))
-        await self.create_workspace(session)
+        name = f"probe-{os.getpid()}"
+        spec = SandboxSpec(name, name, "probe", OUR_IMAGES + "probe", _PROBE, Limits(256, 1, 64, 64))
+        await self.create_workspace(name, spec.limits.disk_mb)
         try:
             sandbox = await self._start(spec, program)
             try:
@@ -110,7 +110,7 @@ class BubblewrapRuntime(SandboxRuntime):
             if said.strip() != b"ready":
                 raise RuntimeUnavailable(_why_not(end.log_tail, root=self._root))
         finally:
-            await self.delete_workspace(session)
+            await self.delete_workspace(name)
 
     # -- sandboxes
 
@@ -119,6 +119,14 @@ class BubblewrapRuntime(SandboxRuntime):
         assert self._program is not None  # noqa: S101 - check made it
         return await uninterrupted(self._start(spec, self._program), undo=lambda sandbox: sandbox.remove())
 
+    async def attach(self, spec: SandboxSpec, handle: str) -> Sandbox:
+        del spec, handle  # its pipes went with the server that started it
+        raise SandboxEnded(SandboxEnd("unknown"))
+
+    async def resize(self, sandbox: Sandbox, limits: Limits) -> Limits:
+        del sandbox, limits
+        raise RuntimeUnavailable("bubblewrap sets limits at the start of a sandbox alone.")
+
     async def _start(self, spec: SandboxSpec, program: _Program) -> BubblewrapSandbox:
         place = await asyncio.to_thread(self._place, spec, program)
         seccomp = _in_memory(build_filter(platform.machine())) if supported(platform.machine()) else None
@@ -126,7 +134,9 @@ class BubblewrapRuntime(SandboxRuntime):
         inherited = [info] if seccomp is None else [info, seccomp]
         try:
             monitor = await asyncio.create_subprocess_exec(
-                *command_line(spec, place, seccomp_fd=seccomp, info_fd=info),
+                f"{spec.sandbox_id}/bwrap",  # so that it is found again when the server dies before it noted the process
+                *command_line(spec, place, seccomp_fd=seccomp, info_fd=info)[1:],
+                executable=place.bwrap,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
@@ -148,7 +158,7 @@ class BubblewrapRuntime(SandboxRuntime):
             pid = await first_process(told, self._settings.start_timeout_s)
             # noted before anything else: when the server is killed and is root, the kernel does not let bwrap, which has
             # no capability left, end the first process of another user; it ends itself when its stdin does, else in `sweep`
-            self._folders.remember(spec.sandbox_id, spec.session_id, pid)
+            self._folders.remember(spec.sandbox_id, pid)
         except RuntimeUnavailable as problem:
             with contextlib.suppress(ProcessLookupError):
                 monitor.kill()
@@ -173,19 +183,19 @@ class BubblewrapRuntime(SandboxRuntime):
             raise RuntimeUnavailable(
                 f"The image {spec.reference} needs Docker: bubblewrap runs only the images of Toolcrib."
             )
-        session = self._folders.session(_checked(spec.session_id))
+        folder = self._folders.workspace(_checked(spec.workspace_id))
         try:
-            uid = self._folders.uid(spec.session_id)
+            uid = self._folders.uid(spec.workspace_id)
         except FileNotFoundError as missing:
-            raise RuntimeUnavailable("The session has no workspace.") from missing
+            raise RuntimeUnavailable("The sandbox has no workspace.") from missing
         place = Place(
             bwrap=program.path,
             version=program.version,
             images=IMAGES,
             interpreter=program.interpreter,
             etc=self._folders.etc(network=spec.network == "open"),
-            users=session / "users",
-            workspace=None if spec.workspace == "none" else session / "workspace",
+            users=folder / "users",
+            workspace=None if spec.workspace == "none" else folder / "workspace",
             uid=uid,
         )
         _checked(spec.sandbox_id)
@@ -194,27 +204,33 @@ class BubblewrapRuntime(SandboxRuntime):
 
     # -- workspaces
 
-    async def create_workspace(self, session_id: str) -> None:
+    async def create_workspace(self, workspace_id: str, disk_mb: int) -> None:
+        del disk_mb  # accounted by the worker
         try:
-            await asyncio.to_thread(self._folders.create, _checked(session_id))
+            await asyncio.to_thread(self._folders.create, _checked(workspace_id))
         except OSError as problem:
             raise RuntimeUnavailable(
                 "A workspace could not be made. Look at the space and rights of the state folder."
             ) from problem
 
-    async def delete_workspace(self, session_id: str) -> None:
-        await asyncio.to_thread(self._folders.delete, _checked(session_id))
+    async def delete_workspace(self, workspace_id: str) -> None:
+        await asyncio.to_thread(self._folders.delete, _checked(workspace_id))
 
-    async def sweep(self, keep_sessions: frozenset[str] = frozenset()) -> int:
-        mine = [s for s in self._sandboxes.values() if s.spec.session_id not in keep_sessions]
-        for sandbox in mine:
-            await sandbox.remove()
-        running = frozenset(self._sandboxes)
-        ended = await asyncio.to_thread(self._folders.end_left_over, keep_sessions, running)
-        left = [name for name in await asyncio.to_thread(self._folders.session_ids) if name not in keep_sessions]
-        for name in left:
-            await self.delete_workspace(name)
-        return len(mine) + ended + len(left)
+    async def has_workspace(self, workspace_id: str) -> bool:
+        return await asyncio.to_thread((self._folders.workspace(_checked(workspace_id)) / "workspace").is_dir)
+
+    async def inventory(self) -> Inventory:
+        found, running = await asyncio.to_thread(self._folders.sandbox_ids)
+        workspaces = await asyncio.to_thread(self._folders.workspace_ids)
+        return Inventory(frozenset(found), frozenset(running), frozenset(workspaces))
+
+    async def discard(self, sandbox_ids: frozenset[str], workspace_ids: frozenset[str]) -> None:
+        for sandbox_id in sandbox_ids:
+            if (sandbox := self._sandboxes.get(sandbox_id)) is not None:
+                await sandbox.remove()
+            await asyncio.to_thread(self._folders.end, sandbox_id)
+        for workspace_id in workspace_ids:
+            await self.delete_workspace(workspace_id)
 
     # -- what holds
 

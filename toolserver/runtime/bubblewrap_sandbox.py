@@ -25,7 +25,7 @@ class BubblewrapSandbox(Sandbox):
     def __init__(
         self, spec: SandboxSpec, monitor: asyncio.subprocess.Process, first: int | None, forget: Callable[[], None]
     ) -> None:
-        self.spec = spec
+        self.spec, self.handle = spec, spec.sandbox_id
         self._monitor, self._first = monitor, first
         self._forget = forget
         self._killed = False
@@ -109,6 +109,9 @@ class BubblewrapSandbox(Sandbox):
             if self._end is None:
                 self._end = await uninterrupted(self._remove())
             return self._end
+
+    async def release(self) -> None:
+        await self.remove()
 
     async def _remove(self) -> SandboxEnd:
         if not self._killed and self._stdout_ended():

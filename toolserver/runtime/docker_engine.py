@@ -105,6 +105,15 @@ class DockerEngine:
         # the SDK's function has no annotations
         await self.call(lambda client: client.create_container_from_config(request, name))  # type: ignore[no-untyped-call]
 
+    async def update(self, container: str, resources: dict[str, Any]) -> None:
+        """Change the resources of a running container, in the engine's own form: the SDK's function knows not all of them."""
+
+        def post(client: Any) -> None:
+            url = client._url("/containers/{0}/update", container)  # noqa: SLF001
+            client._raise_for_status(client._post_json(url, data=resources))  # noqa: SLF001
+
+        await self.call(post)
+
     async def attach(self, container: str) -> socket.socket:
         """The container's stdin, stdout and stderr as one raw socket, to be attached before it is started."""
         return await self.call(lambda client: _attach(client, container))

@@ -10,13 +10,14 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import docker
 
 from toolserver.errors import RuntimeUnavailable
-from toolserver.runtime.base import Limits, Sandbox, SandboxEnd, SandboxRuntime, SandboxSpec
+from toolserver.runtime.base import Inventory, Limits, Sandbox, SandboxEnd, SandboxEnded, SandboxRuntime, SandboxSpec
 from toolserver.runtime.docker_engine import NOT_ANSWERING, DockerEngine, NotInEngine, Refused
 from toolserver.runtime.docker_stream import AttachedStream
 from toolserver.runtime.hardening import create_request
@@ -24,7 +25,7 @@ from toolserver.runtime.uninterrupted import uninterrupted
 from toolserver.settings import RuntimeSettings
 
 Result = TypeVar("Result")
-SERVER, SESSION, SANDBOX, IMAGE = "toolcrib.server", "toolcrib.session", "toolcrib.sandbox", "toolcrib.image"
+SERVER, SANDBOX, WORKSPACE, IMAGE = "toolcrib.server", "toolcrib.sandbox", "toolcrib.workspace", "toolcrib.image"
 EXIT_S = 2  # for a container that closed its streams to exit by itself
 FIRST_CGROUPNS_VERSION = (1, 41)
 _log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ async def engine_answers(settings: RuntimeSettings, timeout_s: float) -> bool:
 
 class DockerSandbox(Sandbox):
     def __init__(self, spec: SandboxSpec, runtime: DockerRuntime, container: str, stream: AttachedStream) -> None:
-        self.spec = spec
+        self.spec, self.handle = spec, container
         self._runtime, self._container, self._stream = runtime, container, stream
         self._killed = False
         self._end: SandboxEnd | None = None
@@ -82,6 +83,10 @@ class DockerSandbox(Sandbox):
                 finally:
                     await self._stream.close()
             return self._end
+
+    async def release(self) -> None:
+        self._runtime.forget(self.spec.sandbox_id)
+        await self._stream.close()
 
     async def _remove(self) -> SandboxEnd:
         log = self._stream.log
@@ -168,11 +173,11 @@ class DockerRuntime(SandboxRuntime):
     async def _start(self, spec: SandboxSpec) -> DockerSandbox:
         await self._remove_left_over()
         name = f"{self._prefix}-{_checked(spec.sandbox_id)}"
-        labels = {SESSION: spec.session_id, SANDBOX: spec.sandbox_id, IMAGE: spec.image}
+        labels = {WORKSPACE: spec.workspace_id, SANDBOX: spec.sandbox_id, IMAGE: spec.image}
         request = create_request(
             spec,
             labels={SERVER: self._server_id, **labels},
-            volume=None if spec.workspace == "none" else self._volume(spec.session_id),
+            volume=None if spec.workspace == "none" else self._volume(spec.workspace_id),
             private_cgroup=self._has_cgroup_namespaces(),
         )
         stream: AttachedStream | None = None
@@ -198,6 +203,46 @@ class DockerRuntime(SandboxRuntime):
             raise
         return DockerSandbox(spec, self, name, stream)
 
+    async def attach(self, spec: SandboxSpec, handle: str) -> Sandbox:
+        sandbox = await uninterrupted(self._attach(spec, handle), undo=lambda found: found.release())
+        self._sandboxes[spec.sandbox_id] = sandbox
+        return sandbox
+
+    async def _attach(self, spec: SandboxSpec, handle: str) -> DockerSandbox:
+        try:
+            found = await self.engine.call(lambda client: client.inspect_container(handle))
+            state: dict[str, Any] = found["State"]
+            if not state.get("Running"):
+                await self._remove_or_remember(handle)
+                raise SandboxEnded(_end_of(state, killed=False, log=""))
+            stream = await AttachedStream.over(await self.engine.attach(handle))
+        except NotInEngine as missing:
+            raise SandboxEnded(SandboxEnd("removed")) from missing
+        except Refused as no:
+            raise RuntimeUnavailable("The Docker engine would not attach to a sandbox.") from no
+        return DockerSandbox(spec, self, handle, stream)
+
+    async def resize(self, sandbox: Sandbox, limits: Limits) -> Limits:
+        if limits.disk_mb != sandbox.spec.limits.disk_mb:
+            raise RuntimeUnavailable("The disk limit of a sandbox can't be changed while it runs.")
+        name, memory = sandbox.handle, limits.memory_mb << 20
+        wanted = {
+            "Memory": memory,
+            "MemorySwap": memory,
+            "NanoCpus": int(limits.cpus * 1_000_000_000),
+            "PidsLimit": limits.pids,
+        }
+        try:
+            await self.engine.update(name, wanted)
+            held = (await self.engine.call(lambda client: client.inspect_container(name)))["HostConfig"]
+        except (Refused, NotInEngine) as no:
+            raise RuntimeUnavailable("The Docker engine would not change the limits of a sandbox.") from no
+        if any(held.get(field) != value for field, value in wanted.items()):
+            raise RuntimeUnavailable("The Docker engine did not take over the limits of a sandbox.")
+        effective = Limits(held["Memory"] >> 20, held["NanoCpus"] / 1_000_000_000, held["PidsLimit"], limits.disk_mb)
+        sandbox.spec = replace(sandbox.spec, limits=effective)
+        return effective
+
     def _has_cgroup_namespaces(self) -> bool:
         version = tuple(int(part) for part in str(self._info.get("ApiVersion", "0")).split("."))
         return version >= FIRST_CGROUPNS_VERSION
@@ -206,7 +251,10 @@ class DockerRuntime(SandboxRuntime):
         """Its volumes stay. No error when it is gone."""
         with contextlib.suppress(NotInEngine):
             await self.engine.call(lambda client: client.remove_container(name, v=False, force=True))
-        self._sandboxes = {key: s for key, s in self._sandboxes.items() if f"{self._prefix}-{key}" != name}
+        self._sandboxes = {key: s for key, s in self._sandboxes.items() if s.handle != name}
+
+    def forget(self, sandbox_id: str) -> None:
+        self._sandboxes.pop(sandbox_id, None)
 
     def remember_to_remove(self, name: str) -> None:
         self._left_over.add(name)
@@ -219,16 +267,27 @@ class DockerRuntime(SandboxRuntime):
 
     # -- workspaces
 
-    def _volume(self, session_id: str) -> str:
-        return f"{self._prefix}-{_checked(session_id)}"
+    def _volume(self, workspace_id: str) -> str:
+        return f"{self._prefix}-{_checked(workspace_id)}"
 
-    async def create_workspace(self, session_id: str) -> None:
-        name, labels = self._volume(session_id), {SERVER: self._server_id, SESSION: session_id}
+    async def create_workspace(self, workspace_id: str, disk_mb: int) -> None:
+        del disk_mb  # accounted by the worker
+        name, labels = self._volume(workspace_id), {SERVER: self._server_id, WORKSPACE: workspace_id}
         await self._ask(lambda client: client.create_volume(name, labels=labels))
 
-    async def delete_workspace(self, session_id: str) -> None:
+    async def delete_workspace(self, workspace_id: str) -> None:
         await self._remove_left_over()
-        await self._delete_volume(self._volume(session_id))
+        await self._delete_volume(self._volume(workspace_id))
+
+    async def has_workspace(self, workspace_id: str) -> bool:
+        name = self._volume(workspace_id)
+        try:
+            await self.engine.call(lambda client: client.inspect_volume(name))
+        except NotInEngine:
+            return False
+        except Refused as no:
+            raise RuntimeUnavailable(NOT_ANSWERING) from no
+        return True
 
     async def _delete_volume(self, name: str) -> None:
         try:
@@ -243,24 +302,29 @@ class DockerRuntime(SandboxRuntime):
             self._left_over.discard(name)
             await self._remove_or_remember(name)
 
-    async def sweep(self, keep_sessions: frozenset[str] = frozenset()) -> int:
+    async def inventory(self) -> Inventory:
         await self._remove_left_over()
         mine = {"label": f"{SERVER}={self._server_id}"}
-        removed = 0
         containers = await self._ask(lambda client: client.containers(all=True, filters=mine))
-        for found in containers:
-            if (found.get("Labels") or {}).get(SESSION) not in keep_sessions:
-                await self._ask_to_remove(found["Id"])
-                removed += 1
-        volumes = await self._ask(lambda client: client.volumes(filters=mine))
-        for volume in volumes.get("Volumes") or []:
-            if (volume.get("Labels") or {}).get(SESSION) not in keep_sessions:
-                await self._delete_volume(volume["Name"])
-                removed += 1
-        return removed
+        volumes = (await self._ask(lambda client: client.volumes(filters=mine))).get("Volumes") or []
+        return Inventory(
+            sandboxes=_labels(containers, SANDBOX),
+            running=_labels([one for one in containers if one.get("State") in ("running", "paused")], SANDBOX),
+            workspaces=_labels(volumes, WORKSPACE),
+        )
 
-    async def _ask_to_remove(self, container: str) -> None:
-        await self._ask(lambda client: client.remove_container(container, v=False, force=True))
+    async def discard(self, sandbox_ids: frozenset[str], workspace_ids: frozenset[str]) -> None:
+        for sandbox_id in sandbox_ids:
+            await self._ask_to_remove(f"{self._prefix}-{_checked(sandbox_id)}")
+        for workspace_id in workspace_ids:
+            await self._delete_volume(self._volume(workspace_id))
+
+    async def _ask_to_remove(self, name: str) -> None:
+        try:
+            await self.remove_container(name)
+        except Refused as no:
+            if no.status != 409:  # 409: somebody removes it already
+                raise RuntimeUnavailable("The Docker engine would not remove a sandbox.") from no
 
     # -- what holds
 
@@ -299,6 +363,10 @@ class DockerRuntime(SandboxRuntime):
         with contextlib.suppress(RuntimeUnavailable):
             await self._remove_left_over()
         self.engine.close()
+
+
+def _labels(found: list[dict[str, Any]], label: str) -> frozenset[str]:
+    return frozenset(value for one in found if (value := (one.get("Labels") or {}).get(label)) is not None)
 
 
 def _checked(identifier: str) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from toolserver.errors import RuntimeUnavailable, SandboxGone
-from toolserver.runtime.base import Limits, Sandbox, SandboxEnd, SandboxRuntime, SandboxSpec
+from toolserver.runtime.base import Inventory, Limits, Sandbox, SandboxEnd, SandboxEnded, SandboxRuntime, SandboxSpec
 from toolserver.runtime.fake_pipe import FakePipe
 from toolserver.runtime.fake_server import Died, FakeToolServer
 from toolserver.runtime.fake_workspace import FakeWorkspace
@@ -26,7 +27,8 @@ ServerFactory = Callable[[SandboxSpec, FakeWorkspace], ScriptedServer]
 
 class FakeSandbox(Sandbox):
     def __init__(self, spec: SandboxSpec, server: ScriptedServer, forget: Callable[[], None]) -> None:
-        self.spec = spec
+        self.spec, self.handle = spec, spec.sandbox_id
+        self.released = False
         self.server = server
         self._stdin, self._stdout = FakePipe(), FakePipe()
         self._forget = forget
@@ -72,9 +74,19 @@ class FakeSandbox(Sandbox):
             return SandboxEnd("killed", 137)
         return self._task.result()
 
+    @property
+    def running(self) -> bool:
+        return not self._task.done()
+
+    async def release(self) -> None:
+        self.released = True
+
 
 class FakeRuntime(SandboxRuntime):
-    """`unavailable`: when set, `check` and `start` raise RuntimeUnavailable with it. `start_delay_s` slows each start."""
+    """Its sandboxes outlive a ToolServer that is dropped, as long as the runtime is kept.
+
+    `unavailable`: when set, `check` and `start` raise RuntimeUnavailable with it. `start_delay_s` slows each start.
+    """
 
     name = "fake"
 
@@ -106,9 +118,9 @@ class FakeRuntime(SandboxRuntime):
             raise RuntimeUnavailable(f"The image {spec.image} names no command.")
         await asyncio.sleep(self.start_delay_s)
         await self.check()
-        workspace = FakeWorkspace() if spec.workspace == "none" else self.workspaces.get(spec.session_id)
+        workspace = FakeWorkspace() if spec.workspace == "none" else self.workspaces.get(spec.workspace_id)
         if workspace is None:
-            raise RuntimeUnavailable("The session has no workspace.")
+            raise RuntimeUnavailable("The sandbox has no workspace.")
         workspace.disk_bytes = spec.limits.disk_mb << 20
         server = self._server(spec, workspace)
         sandbox = FakeSandbox(spec, server, lambda: self._forget(spec.sandbox_id))
@@ -118,21 +130,44 @@ class FakeRuntime(SandboxRuntime):
     def _forget(self, sandbox_id: str) -> None:
         self.sandboxes.pop(sandbox_id, None)
 
-    async def create_workspace(self, session_id: str) -> None:
+    async def attach(self, spec: SandboxSpec, handle: str) -> Sandbox:
+        del spec  # the sandbox has it
         await self.check()
-        self.workspaces.setdefault(session_id, FakeWorkspace())
+        sandbox = self.sandboxes.get(handle)
+        if sandbox is None:
+            raise SandboxEnded(SandboxEnd("removed"))
+        if not sandbox.running:
+            raise SandboxEnded(await sandbox.remove())
+        sandbox.released = False
+        return sandbox
 
-    async def delete_workspace(self, session_id: str) -> None:
-        self.workspaces.pop(session_id, None)
+    async def resize(self, sandbox: Sandbox, limits: Limits) -> Limits:
+        if limits.disk_mb != sandbox.spec.limits.disk_mb:
+            raise RuntimeUnavailable("The disk limit of a sandbox can't be changed while it runs.")
+        sandbox.spec = replace(sandbox.spec, limits=limits)
+        return limits
 
-    async def sweep(self, keep_sessions: frozenset[str] = frozenset()) -> int:
-        sandboxes = [s for s in self.sandboxes.values() if s.spec.session_id not in keep_sessions]
-        for sandbox in sandboxes:
+    async def create_workspace(self, workspace_id: str, disk_mb: int) -> None:
+        await self.check()
+        self.workspaces.setdefault(workspace_id, FakeWorkspace(disk_mb << 20))
+
+    async def delete_workspace(self, workspace_id: str) -> None:
+        self.workspaces.pop(workspace_id, None)
+
+    async def has_workspace(self, workspace_id: str) -> bool:
+        await self.check()
+        return workspace_id in self.workspaces
+
+    async def inventory(self) -> Inventory:
+        await self.check()
+        running = frozenset(name for name, sandbox in self.sandboxes.items() if sandbox.running)
+        return Inventory(frozenset(self.sandboxes), running, frozenset(self.workspaces))
+
+    async def discard(self, sandbox_ids: frozenset[str], workspace_ids: frozenset[str]) -> None:
+        for sandbox in [self.sandboxes[name] for name in sandbox_ids if name in self.sandboxes]:
             await sandbox.remove()
-        workspaces = [name for name in self.workspaces if name not in keep_sessions]
-        for name in workspaces:
-            await self.delete_workspace(name)
-        return len(sandboxes) + len(workspaces)
+        for workspace_id in workspace_ids:
+            await self.delete_workspace(workspace_id)
 
     def effective_limits(self, asked: Limits) -> Limits:
         return asked
@@ -143,5 +178,5 @@ class FakeRuntime(SandboxRuntime):
         return {"runtime": "fake", "kernel": "shared", **enforced, "disk": "accounted by the worker"}
 
     async def close(self) -> None:
-        for sandbox in list(self.sandboxes.values()):
+        for sandbox in [one for one in self.sandboxes.values() if not one.released]:
             await sandbox.remove()

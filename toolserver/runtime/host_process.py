@@ -24,6 +24,9 @@ class HostProcess:
             return None
         return None if fields[0] in "ZX" else cls(pid, int(fields[19]))
 
+    def is_running(self) -> bool:
+        return HostProcess.running(self.pid) == self
+
     def kill(self) -> bool:
         """SIGKILL, if it still is that process; whether it was. Raises PermissionError for another user's."""
         try:

@@ -13,6 +13,9 @@ from toolserver.errors import RuntimeUnavailable
 from toolserver.runtime.base import Limits, Network, SandboxEnd, SandboxRuntime, SandboxSpec
 from toolserver.sandbox.background import Background
 from toolserver.sandbox.tool_sandbox import ToolSandbox
+from toolserver.sessions.holdings import Holdings
+from toolserver.telemetry.logs import without
+from toolserver.telemetry.trace import Stage
 
 _log = logging.getLogger(__name__)
 
@@ -22,6 +25,7 @@ class BoxPlan:
     """How its sandboxes are started."""
 
     session_id: str
+    workspace_id: str
     image: ToolImage
     limits: Limits
     network: Network
@@ -38,16 +42,16 @@ class Box:
         background: Background,
         starts: asyncio.Semaphore,
         *,
+        holdings: Holdings,
         counted: Callable[[], None],
-        left_over: Callable[[], None],
     ) -> None:
         """`background` owns starts under way, `starts` bounds how many there are at a time, `counted` is told of each.
 
-        `left_over` is told when a sandbox could not be removed: a sweep must take it later.
+        A sandbox that could not be removed leaves `holdings` all the same: then a reconcile takes it later.
         """
         self.plan = plan
         self._runtime, self._background, self._starts, self._counted = runtime, background, starts, counted
-        self._left_over = left_over
+        self._holdings = holdings
         self._live: ToolSandbox | None = None
         self._start_task: asyncio.Task[ToolSandbox] | None = None
         self._changing = asyncio.Lock()
@@ -70,7 +74,8 @@ class Box:
             self._start_task = self._background.spawn(
                 self._renew(), f"start {self.plan.image.name} of {self.plan.session_id}"
             )
-        return await asyncio.shield(self._start_task)
+        with Stage("start"):
+            return await asyncio.shield(self._start_task)
 
     async def _renew(self) -> ToolSandbox:
         async with self._changing:
@@ -109,7 +114,7 @@ class Box:
                 "sandbox_not_removed", extra={"fields": {"session_id": self.plan.session_id, "problem": str(problem)}}
             )
             sandbox.end = end = SandboxEnd("runtime_lost")
-            self._left_over()
+        self._holdings.sandboxes.discard(sandbox.client.sandbox.spec.sandbox_id)
         self._live, self._lost = None, end
         fields = {
             "session_id": self.plan.session_id,
@@ -117,16 +122,20 @@ class Box:
             "cause": end.cause,
             "exit_code": end.exit_code,
             "garbage_lines": sandbox.client.garbage_lines,
-            **({"log_tail": end.log_tail[-2000:]} if end.log_tail and not self._closed else {}),
+            **({"log_tail": self._tail(end)} if end.log_tail and not self._closed else {}),
         }
         _log.info("sandbox_ended", extra={"fields": fields})
         return end
+
+    def _tail(self, end: SandboxEnd) -> str:
+        """The last words of a sandbox for the log, without what the session's environment holds."""
+        return without(self.plan.env.values(), end.log_tail)[-2000:]
 
     async def _start(self) -> ToolSandbox:
         plan = self.plan
         spec = SandboxSpec(
             sandbox_id=f"sbx_{secrets.token_hex(8)}",
-            session_id=plan.session_id,
+            workspace_id=plan.workspace_id,
             image=plan.image.name,
             reference=plan.image.reference,
             command=plan.image.command,
@@ -135,6 +144,15 @@ class Box:
             network=plan.network,
             env=plan.image.env,
         )
+        self._holdings.sandboxes.add(spec.sandbox_id)
+        try:
+            return await self._started(spec)
+        except BaseException:
+            self._holdings.sandboxes.discard(spec.sandbox_id)
+            raise
+
+    async def _started(self, spec: SandboxSpec) -> ToolSandbox:
+        plan = self.plan
         async with self._starts:
             try:
                 async with asyncio.timeout(plan.start_timeout_s * 2):
@@ -148,7 +166,7 @@ class Box:
                 await started.bind(plan.env, plan.limits, plan.start_timeout_s)
             except BaseException:
                 end = await started.close()
-                tail = {"image": plan.image.name, "cause": end.cause, "log_tail": end.log_tail[-2000:]}
+                tail = {"image": plan.image.name, "cause": end.cause, "log_tail": self._tail(end)}
                 _log.warning("sandbox_start_failed", extra={"fields": tail})
                 raise
         self._counted()

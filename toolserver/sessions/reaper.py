@@ -1,4 +1,4 @@
-"""What is done again and again: ending sessions that are due, sweeping what is left over, forgetting what is old."""
+"""What is done again and again: ending sessions that are due, removing what is nobody's, forgetting what is old."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toolserver.store import calls, sessions
 from toolserver.store.database import Database
 
 TICK_S = 0.5
-_SWEEP_RETRY_S = 5.0
+_RECONCILE_S = 5.0
 _CLEAN_UP_S = 10.0
 _PURGE_S = 600.0
 _DAY_S = 86_400.0
@@ -38,8 +38,8 @@ class Reaper:
         for session in self._registry.live():
             if (cause := session.due(now)) is not None:
                 await self._registry.end(session, cause)
-        if self._registry.left_over and self._is_time("sweep", now, _SWEEP_RETRY_S):
-            await self.sweep()
+        if self._is_time("reconcile", now, _RECONCILE_S):
+            await self.reconcile()
         if self._is_time("clean up", now, _CLEAN_UP_S):
             await self._registry.retry_clean_up()
         if self._is_time("purge", now, _PURGE_S):
@@ -51,12 +51,12 @@ class Reaper:
             self._next[what] = now + every_s
         return due
 
-    async def sweep(self) -> None:
-        """Remove what belongs to no session. While the runtime is away it is tried again later."""
+    async def reconcile(self) -> None:
+        """Remove what belongs to nobody. While the runtime is away it is tried again later."""
         try:
-            count = await self._registry.sweep()
+            count = await self._registry.remove_orphans()
         except RuntimeUnavailable as problem:
-            _log.warning("sweep_put_off", extra={"fields": {"problem": str(problem)}})
+            _log.warning("reconcile_put_off", extra={"fields": {"problem": str(problem)}})
             return
         if count:
             _log.info("orphans_removed", extra={"fields": {"count": count}})

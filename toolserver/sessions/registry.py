@@ -15,10 +15,12 @@ from toolserver.errors import Code, RuntimeUnavailable, StoreUnavailable, ToolSe
 from toolserver.runtime.base import Limits, SandboxRuntime
 from toolserver.sandbox.background import Background
 from toolserver.sessions.box import Box, BoxPlan
+from toolserver.sessions.holdings import Holdings
 from toolserver.sessions.session import Cause, Ending, Grant, Session
 from toolserver.settings import Settings
 from toolserver.store import sessions as rows
 from toolserver.store.database import Database
+from toolserver.store.sessions import SessionRow
 
 _PARALLEL_STARTS = 4
 _log = logging.getLogger(__name__)
@@ -43,11 +45,14 @@ class Registry:
         self._ending: dict[str, Session] = {}  # gone for clients, not yet cleaned up or not yet written down
         self._creating: dict[str, str] = {}  # session id to tenant
         self._starts = asyncio.Semaphore(_PARALLEL_STARTS)
-        self._sweeping = asyncio.Lock()
-        self.left_over = True  # something of ours may be on the engine that belongs to no session: an earlier process's
+        self.holdings = Holdings()
 
     def live(self) -> list[Session]:
         return list(self._live.values())
+
+    def by_state(self) -> dict[str, int]:
+        """How many there are. `ending`: gone for clients, and not all of it is removed."""
+        return {"creating": len(self._creating), "live": len(self._live), "ending": len(self._ending)}
 
     def live_session(self, session_id: str) -> Session | None:
         return self._live.get(session_id)
@@ -75,9 +80,8 @@ class Registry:
     async def create(self, tenant: str, grant: Grant) -> Session:
         """A ready session. Raises quota_exceeded, no_capacity, RuntimeUnavailable, StoreUnavailable: then nothing is left of it."""
         session_id = f"ses_{secrets.token_hex(12)}"
-        async with self._sweeping:  # a sweep must not take what is being made for an orphan
-            self._check_quota(tenant)
-            self._creating[session_id] = tenant
+        self._check_quota(tenant)
+        self._creating[session_id] = tenant
         work = self.background.spawn(self._create(session_id, tenant, grant), f"create {session_id}")
         return await asyncio.shield(work)  # begun is finished or undone, also when the client hangs up
 
@@ -97,16 +101,18 @@ class Registry:
 
     async def _create(self, session_id: str, tenant: str, grant: Grant) -> Session:
         images = [self.catalog.images[name] for name in grant.images]
-        boxes = {image.name: self._box(session_id, image, grant) for image in images}
+        workspace_id = f"wsp_{secrets.token_hex(12)}"
+        boxes = {image.name: self._box(session_id, workspace_id, image, grant) for image in images}
+        self.holdings.workspaces.add(workspace_id)
         try:
             try:
-                await self.runtime.create_workspace(session_id)
+                await self.runtime.create_workspace(workspace_id, grant.limits.disk_mb)
                 await _start_all([boxes[image.name] for image in images if image.start == "eager"])
-                session = self._session(session_id, tenant, grant, boxes)
-                created_at = session.created_at
-                await self._database.write(lambda connection: rows.begin(connection, session_id, tenant, created_at))
+                session = self._session(session_id, workspace_id, tenant, grant, boxes)
+                row = _row_of(session)
+                await self._database.write(lambda connection: rows.begin(connection, row))
             except BaseException:
-                await self._dismantle(session_id, boxes)
+                await self._dismantle(session_id, workspace_id, boxes)
                 raise
             self._live[session_id] = session
         finally:
@@ -114,22 +120,20 @@ class Registry:
         _log.info("session_created", extra={"fields": {"session_id": session_id, "tenant": tenant}})
         return session
 
-    def _session(self, session_id: str, tenant: str, grant: Grant, boxes: dict[str, Box]) -> Session:
+    def _session(self, session_id: str, workspace_id: str, tenant: str, grant: Grant, boxes: dict[str, Box]) -> Session:
         now = self.clock()
-        return Session(session_id, tenant, grant, time.time(), now, boxes, self.background, self.clock, last_used=now)
-
-    def _box(self, session_id: str, image: ToolImage, grant: Grant) -> Box:
-        plan = self._plan(session_id, image, grant)
-        return Box(
-            plan, self.runtime, self.background, self._starts, counted=self._counted, left_over=self._note_left_over
+        return Session(
+            session_id, workspace_id, tenant, grant, time.time(), now, boxes, self.background, self.clock, last_used=now
         )
 
-    def _note_left_over(self) -> None:
-        self.left_over = True
+    def _box(self, session_id: str, workspace_id: str, image: ToolImage, grant: Grant) -> Box:
+        plan = self._plan(session_id, workspace_id, image, grant)
+        return Box(plan, self.runtime, self.background, self._starts, holdings=self.holdings, counted=self._counted)
 
-    def _plan(self, session_id: str, image: ToolImage, grant: Grant) -> BoxPlan:
+    def _plan(self, session_id: str, workspace_id: str, image: ToolImage, grant: Grant) -> BoxPlan:
         return BoxPlan(
             session_id=session_id,
+            workspace_id=workspace_id,
             image=image,
             limits=_lower(grant.limits, image),
             network="open" if grant.egress == "open" and image.network == "open" else "none",
@@ -172,19 +176,19 @@ class Registry:
     async def _clean_up(self, session: Session) -> None:
         if session.session_id not in self._ending:
             return
-        whole = await self._dismantle(session.session_id, session.boxes)
+        whole = await self._dismantle(session.session_id, session.workspace_id, session.boxes)
         if whole and await self._write_down(session):
             self._ending.pop(session.session_id, None)
 
-    async def _dismantle(self, session_id: str, boxes: Mapping[str, Box]) -> bool:
-        """Whether all of it is gone; if not, the sweep takes the rest."""
+    async def _dismantle(self, session_id: str, workspace_id: str, boxes: Mapping[str, Box]) -> bool:
+        """Whether all of it is gone; if not, a reconcile takes the rest."""
         ends = await asyncio.gather(*(box.close() for box in boxes.values()), return_exceptions=True)
         problems = [end for end in ends if end is not None]
         try:
-            await self.runtime.delete_workspace(session_id)
+            await self.runtime.delete_workspace(workspace_id)
         except RuntimeUnavailable as problem:
             problems.append(problem)
-            self.left_over = True
+        self.holdings.workspaces.discard(workspace_id)
         for told in problems:
             _log.error("session_not_cleaned_up", exc_info=told, extra={"fields": {"session_id": session_id}})
         return not problems
@@ -194,12 +198,11 @@ class Registry:
         for session in list(self._ending.values()):
             self.background.spawn(self._clean_up(session), f"end {session.session_id} again")
 
-    async def sweep(self) -> int:
-        """Remove what belongs to no session; how much it was. Raises RuntimeUnavailable."""
-        async with self._sweeping:
-            count = await self.runtime.sweep(frozenset((*self._live, *self._creating)))
-            self.left_over = False
-        return count
+    async def remove_orphans(self) -> int:
+        """Remove what is on the engine and nobody's; how much it was. Raises RuntimeUnavailable."""
+        sandboxes, workspaces = self.holdings.orphans(await self.runtime.inventory())
+        await self.runtime.discard(sandboxes, workspaces)
+        return len(sandboxes) + len(workspaces)
 
     async def close(self, timeout_s: float) -> None:
         """End all, and wait until nothing is left of them."""
@@ -207,6 +210,18 @@ class Registry:
         if ends:
             await asyncio.wait(ends, timeout=timeout_s)
         await self.background.finish(timeout_s)
+
+
+def _row_of(session: Session) -> SessionRow:
+    return SessionRow(
+        session_id=session.session_id,
+        tenant=session.tenant,
+        created_at=session.created_at,
+        workspace_id=session.workspace_id,
+        grant_json=session.grant.dump(),
+        expires_at=session.created_at + session.grant.ttl_s,
+        last_used_at=session.created_at,
+    )
 
 
 async def _start_all(boxes: list[Box]) -> None:

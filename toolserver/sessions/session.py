@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -56,12 +57,22 @@ class Grant:
     env: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
 
+    def dump(self) -> str:
+        """As JSON, for the store."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def load(cls, text: str) -> Grant:
+        told = json.loads(text)
+        return cls(**{**told, "images": tuple(told["images"]), "limits": Limits(**told["limits"])})
+
 
 @dataclass
 class Session:
     """Lives in the registry, which alone ends it. `started` and `last_used` are monotonic, `created_at` is for people."""
 
     session_id: str
+    workspace_id: str
     tenant: str
     grant: Grant
     created_at: float

@@ -14,7 +14,10 @@ NOT_HELD = frozenset({404, 422, 429, 503})  # answers that say that nothing ran:
 
 @dataclass(frozen=True)
 class CallRow:
-    """One call. `status` and `body` are None while it runs."""
+    """One call. `status` and `body` are None while it runs.
+
+    `generation` is the first sandbox of its image in its session that it can have been sent to.
+    """
 
     tenant: str
     call_id: str
@@ -26,10 +29,12 @@ class CallRow:
     ended_at: float | None = None
     status: int | None = None
     body: bytes | None = None
+    deadline_s: float | None = None
+    generation: int | None = None
 
 
 # built once: the hot path then only binds values
-_NEW = ("tenant", "call_id", "session_id", "tool", "request_hash", "trace_id", "created_at")
+_NEW = ("tenant", "call_id", "session_id", "tool", "request_hash", "trace_id", "created_at", "deadline_s", "generation")
 _INSERT = {
     dialect.__name__.rsplit(".", 1)[-1]: dialect.insert(calls)
     .values({name: bindparam(name) for name in _NEW})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -14,6 +15,7 @@ from sqlalchemy.pool import StaticPool
 
 from toolserver.errors import StartRefused, StoreUnavailable
 from toolserver.store import schema
+from toolserver.store.migration import migrate
 
 T = TypeVar("T")
 
@@ -65,11 +67,20 @@ def prepare(connection: Connection, path: Path) -> None:
                 f"The database has schema version {version}, this ToolServer knows {schema.SCHEMA_VERSION}: it was made by "
                 f"a newer one. {kept}; start the newer version, or choose another folder with --state-dir."
             )
+        if version < schema.SCHEMA_VERSION:
+            with connection.begin():
+                migrate(connection, version)
     else:
         with connection.begin():
             schema.metadata.create_all(connection)
             connection.execute(schema.meta.insert().values(name="schema_version", value=str(schema.SCHEMA_VERSION)))
     settle(connection, autocheckpoint=1000)
+
+
+def probe(connection: Connection) -> None:
+    """A write that needs room on the disk and changes nothing that matters."""
+    row = schema.meta.insert().prefix_with("OR REPLACE").values(name="probed_at", value=str(time.time()))
+    connection.execute(row)
 
 
 @contextlib.contextmanager

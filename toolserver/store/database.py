@@ -15,7 +15,7 @@ import random
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +23,18 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DatabaseError
 
 from toolserver.errors import StartRefused, StoreUnavailable
-from toolserver.store.connection import Busy, connect, damaged, prepare, reason_of, settle, transact, without_waiting
+from toolserver.store.connection import (
+    Busy,
+    connect,
+    damaged,
+    prepare,
+    probe,
+    reason_of,
+    settle,
+    transact,
+    without_waiting,
+)
+from toolserver.telemetry.trace import Stage
 
 T = TypeVar("T")
 _BUSY_MS = 2000
@@ -42,6 +53,7 @@ class Database:
         self._small: Connection | None = None
         self._small_writes = 0
         self._reading: Connection | None = None
+        self.ok = True  # whether the last write was done
         self._writer, self._reader = _Lane("toolserver-store"), _Lane("toolserver-reads")
 
     def open(self) -> None:
@@ -109,18 +121,35 @@ class Database:
 
     async def write_small(self, job: Callable[[Connection], T]) -> T:
         """As `write`, for a transaction of a few rows and not many KiB."""
-        if self._small is not None:
-            with contextlib.suppress(Busy):
-                value = transact(self._small, job, writes=True)
-                self._small_writes += 1
-                if self._small_writes % _CHECKPOINT_EVERY == 0:
-                    self._writer.put(self._checkpoint)
-                return value
-        return await self.write(job)
+        with Stage("store"), self._judged():
+            if self._small is not None:
+                with contextlib.suppress(Busy):
+                    value = transact(self._small, job, writes=True)
+                    self._small_writes += 1
+                    if self._small_writes % _CHECKPOINT_EVERY == 0:
+                        self._writer.put(self._checkpoint)
+                    return value
+            return await self._hand_in(job, writes=True)
 
     async def write(self, job: Callable[[Connection], T]) -> T:
         """Returns when it is committed. Raises StoreUnavailable: nothing was changed."""
-        return await self._hand_in(job, writes=True)
+        with Stage("store"), self._judged():
+            return await self._hand_in(job, writes=True)
+
+    def probe(self) -> None:
+        """Whether it can be written again, tried at once when the last write failed. Raises StoreUnavailable."""
+        if not self.ok and self._small is not None:
+            with self._judged():
+                transact(self._small, probe, writes=True)
+
+    @contextlib.contextmanager
+    def _judged(self) -> Iterator[None]:
+        try:
+            yield
+        except StoreUnavailable:
+            self.ok = False
+            raise
+        self.ok = True
 
     async def read(self, job: Callable[[Connection], T]) -> T:
         """Raises StoreUnavailable."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sqlalchemy import Column, Float, Index, Integer, LargeBinary, MetaData, String, Table, Text
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 metadata = MetaData()
 
@@ -33,7 +33,25 @@ sessions = Table(
     Column("created_at", Float, nullable=False),
     Column("ended_at", Float),  # NULL: live
     Column("cause", String(32)),
+    Column("workspace_id", String(64)),  # NULL: made by version 1, which kept no session over a restart
+    Column("grant_json", Text),  # what it was granted, its environment too; empty once it has ended
+    Column("expires_at", Float),
+    Column("last_used_at", Float),  # written now and then
     Index("sessions_ended_at", "ended_at"),
+)
+
+sandboxes = Table(
+    "sandboxes",
+    metadata,
+    Column("sandbox_id", String(64), primary_key=True),
+    Column("session_id", String(64), nullable=False),
+    Column("image", String(128), nullable=False),
+    Column("handle", Text, nullable=False),  # for the runtime to find it again
+    Column("spec", Text, nullable=False),
+    Column("protocol", Text, nullable=False),  # what it speaks
+    Column("generation", Integer, nullable=False),  # the how many-th sandbox of its image in its session, from 1
+    Column("started_at", Float, nullable=False),
+    Index("sandboxes_session_id", "session_id"),
 )
 
 calls = Table(
@@ -49,5 +67,7 @@ calls = Table(
     Column("ended_at", Float),  # NULL: running
     Column("status", Integer),
     Column("body", LargeBinary),
+    Column("deadline_s", Float),
+    Column("generation", Integer),  # the first of its image's sandboxes that it can have been sent to; NULL: any
     Index("calls_ended_at", "ended_at"),
 )

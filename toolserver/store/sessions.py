@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 
 from sqlalchemy import Connection, delete, select
 
@@ -17,23 +18,44 @@ class Tombstone:
     ended_at: float
 
 
-def begin(connection: Connection, session_id: str, tenant: str, created_at: float) -> None:
-    connection.execute(sessions.insert().values(session_id=session_id, tenant=tenant, created_at=created_at))
+@dataclass(frozen=True)
+class SessionRow:
+    """A live session. Times are seconds since 1970; `grant_json` is what it was granted, its environment included."""
+
+    session_id: str
+    tenant: str
+    created_at: float
+    workspace_id: str
+    grant_json: str
+    expires_at: float
+    last_used_at: float
+
+
+_LIVE = tuple(sessions.c[field.name] for field in fields(SessionRow))
+
+
+def begin(connection: Connection, row: SessionRow) -> None:
+    connection.execute(sessions.insert().values(asdict(row)))
+
+
+def live(connection: Connection) -> list[SessionRow]:
+    rows = connection.execute(select(*_LIVE).where(sessions.c.ended_at.is_(None)).order_by(sessions.c.created_at))
+    return [SessionRow(*row) for row in rows]
+
+
+def used(connection: Connection, last_used: Mapping[str, float]) -> None:
+    """Note when sessions were used last."""
+    for session_id, at in last_used.items():
+        connection.execute(sessions.update().where(sessions.c.session_id == session_id).values(last_used_at=at))
 
 
 def end(connection: Connection, session_id: str, cause: str, ended_at: float) -> None:
-    """The first cause stays."""
+    """The first cause stays. Its environment is forgotten."""
     connection.execute(
         sessions.update()
         .where(sessions.c.session_id == session_id, sessions.c.ended_at.is_(None))
-        .values(ended_at=ended_at, cause=cause)
+        .values(ended_at=ended_at, cause=cause, grant_json=None)
     )
-
-
-def end_all(connection: Connection, cause: str, ended_at: float) -> int:
-    """End every live session; how many."""
-    update = sessions.update().where(sessions.c.ended_at.is_(None)).values(ended_at=ended_at, cause=cause)
-    return connection.execute(update).rowcount
 
 
 def tombstone(connection: Connection, session_id: str) -> Tombstone | None:

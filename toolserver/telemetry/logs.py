@@ -6,10 +6,12 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
 from toolserver.telemetry.trace import current_trace
+
+_TELLING = 4
 
 
 class EventFormatter(logging.Formatter):
@@ -22,12 +24,13 @@ class EventFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields: Mapping[str, Any] = getattr(record, "fields", {})
         trace = current_trace.get()
+        known = {} if trace is None else {"trace_id": trace.trace_id, "span": trace.span_id, **trace.about}
         entry: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
             "event": record.getMessage(),
-            **({"trace_id": trace.trace_id} if trace is not None else {}),
+            **known,
             **fields,
         }
         if record.exc_info:
@@ -41,10 +44,18 @@ class EventFormatter(logging.Formatter):
         return f"{head} {told}".rstrip() + (f"\n{exception}" if exception else "")
 
 
-def configure_logging(level: str = "info", *, as_json: bool = False) -> None:
-    """Log of the whole process to stderr."""
+def configure_logging(level: str = "info", form: Literal["auto", "json", "text"] = "text") -> None:
+    """Log of the whole process to stderr. `auto`: text on a terminal, JSON elsewhere."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(EventFormatter(as_json=as_json))
+    handler.setFormatter(EventFormatter(as_json=form == "json" or (form == "auto" and not sys.stderr.isatty())))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    for name in ("uvicorn.error", "uvicorn.access", "asyncio", "docker", "urllib3"):
+    logging.captureWarnings(capture=True)
+    for name in ("uvicorn.error", "uvicorn.access", "asyncio", "docker", "urllib3", "opentelemetry"):
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def without(secrets: Iterable[str], text: str) -> str:
+    """The text with these values blotted out; values so short that they stand everywhere by chance are left."""
+    for secret in sorted((one for one in secrets if len(one) >= _TELLING), key=len, reverse=True):
+        text = text.replace(secret, "[…]")
+    return text

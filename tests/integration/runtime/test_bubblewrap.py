@@ -32,14 +32,14 @@ pytestmark = pytest.mark.bubblewrap
 async def runtime(tmp_path: Path) -> AsyncIterator[BubblewrapRuntime]:
     runtime = BubblewrapRuntime("server", tmp_path, RuntimeSettings())
     await runtime.check()
-    await runtime.create_workspace("s1")
+    await runtime.create_workspace("s1", 16)
     yield runtime
     await runtime.sweep()
     await runtime.close()
 
 
-def _spec(program: str, *flags: str, session: str = "s1", name: str = "box") -> SandboxSpec:
-    return SandboxSpec(name, session, "workspace", "toolcrib/workspace:1", ("python3", *flags, "-c", program), LIMITS)
+def _spec(program: str, *flags: str, workspace: str = "s1", name: str = "box") -> SandboxSpec:
+    return SandboxSpec(name, workspace, "workspace", "toolcrib/workspace:1", ("python3", *flags, "-c", program), LIMITS)
 
 
 async def test_the_data_packages_of_the_servers_environment_work_inside(runtime: BubblewrapRuntime) -> None:
@@ -86,7 +86,7 @@ PROGRAM = "import os, sys, time\\nif os.fork() == 0: os.setsid(); time.sleep(600
 
 async def main():
     runtime = BubblewrapRuntime("server", Path(sys.argv[1]), RuntimeSettings())
-    await runtime.create_workspace("s1")
+    await runtime.create_workspace("s1", 16)
     command = ("python3", "-I", "-S", "-c", PROGRAM)
     sandbox = await runtime.start(SandboxSpec("box", "s1", "workspace", "toolcrib/x:1", command, Limits(256, 1, 16, 8)))
     await sandbox.receive()
@@ -124,8 +124,8 @@ async def test_a_process_number_that_was_given_anew_is_not_killed(tmp_path: Path
     try:
         runtime = BubblewrapRuntime("server", tmp_path, RuntimeSettings())
         await runtime.check()
-        (tmp_path / "bubblewrap" / "processes" / "old").write_text(f"{bystander.pid} 12345\ns1\n")
-        assert await runtime.sweep() == 0
+        (tmp_path / "bubblewrap" / "processes" / "old").write_text(f"{bystander.pid} 12345\n")
+        await runtime.sweep()
         assert bystander.returncode is None
         assert HostProcess.running(bystander.pid) is not None
         await runtime.close()
@@ -136,11 +136,11 @@ async def test_a_process_number_that_was_given_anew_is_not_killed(tmp_path: Path
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give sessions users of their own")
 async def test_each_session_has_a_user_of_its_own(runtime: BubblewrapRuntime) -> None:
-    await runtime.create_workspace("s2")
+    await runtime.create_workspace("s2", 16)
     program = "import os; print(os.getuid(), flush=True)"
     users = []
     for session in ("s1", "s2"):
-        sandbox = await runtime.start(_spec(program, "-I", "-S", session=session))
+        sandbox = await runtime.start(_spec(program, "-I", "-S", workspace=session))
         users.append(int(await read_all(sandbox)))
         await sandbox.remove()
     assert len(set(users)) == 2
@@ -176,7 +176,7 @@ async def test_a_python_that_does_not_run_is_refused(tmp_path: Path) -> None:
 
 async def test_closing_removes_what_runs(tmp_path: Path) -> None:
     runtime = BubblewrapRuntime("server", tmp_path, RuntimeSettings())
-    await runtime.create_workspace("s1")
+    await runtime.create_workspace("s1", 16)
     sandbox = await runtime.start(_spec(DEAF, "-I", "-S"))
     await runtime.close()
     assert await sandbox.receive() == b""

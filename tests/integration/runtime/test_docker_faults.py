@@ -113,7 +113,7 @@ async def test_an_absent_engine_is_reported_at_once_and_used_when_it_appears(
     assert time.monotonic() - begun < 5
     await proxy.open()
     await runtime.check()
-    await runtime.create_workspace("s1")
+    await runtime.create_workspace("s1", 16)
     sandbox = await runtime.start(SPEC)
     await sandbox.send(b"hello\n")
     assert await sandbox.receive() == b"hello\n"
@@ -155,7 +155,7 @@ async def test_a_sandbox_of_an_engine_that_went_away_is_lost_and_removed_later(
 ) -> None:
     await proxy.open()
     await runtime.check()
-    await runtime.create_workspace("s1")
+    await runtime.create_workspace("s1", 16)
     sandbox = await runtime.start(SPEC)
     proxy.mode = "hang"
     await proxy.close()

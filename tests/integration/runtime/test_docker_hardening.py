@@ -29,7 +29,7 @@ async def runtime(tmp_path: Path) -> AsyncIterator[DockerRuntime]:
     runtime = DockerRuntime(f"test-{uuid.uuid4().hex[:12]}", tmp_path, RuntimeSettings())
     await runtime.open()
     await runtime.check()
-    await runtime.create_workspace("s1")
+    await runtime.create_workspace("s1", 16)
     yield runtime
     await runtime.sweep()
     await runtime.close()
@@ -54,7 +54,7 @@ async def test_the_engine_holds_a_sandbox_to_every_line(runtime: DockerRuntime) 
     assert config["Hostname"] == "sandbox"
     assert config["OpenStdin"] is True
     assert config["Tty"] is False
-    assert config["Labels"]["toolcrib.session"] == "s1"
+    assert config["Labels"]["toolcrib.workspace"] == "s1"
     assert config["Labels"]["toolcrib.image"] == "workspace"
     assert host["CapDrop"] == ["ALL"]
     assert not host["CapAdd"]
@@ -135,7 +135,7 @@ def test_the_profile_lets_no_dangerous_call_through() -> None:
 async def test_sweep_touches_no_container_of_others(runtime: DockerRuntime, tmp_path: Path) -> None:
     other = DockerRuntime(f"test-{uuid.uuid4().hex[:12]}", tmp_path, RuntimeSettings())
     await other.check()
-    await other.create_workspace("s1")
+    await other.create_workspace("s1", 16)
     theirs = await other.start(SPEC)
     mine = await runtime.start(SPEC)
     assert await runtime.sweep() == 2  # the sandbox and its workspace

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,10 +133,15 @@ class Crib:
         body = {"arguments": {} if arguments is None else arguments, **more}
         return await self.client.post(f"/v1/sessions/{session_id}/tools/{name}", json=body, headers=headers)
 
+    def workspace_id(self, session_id: str) -> str:
+        """As the store has it, of sessions that are gone too."""
+        with closing(sqlite3.connect(self.server.database.path)) as database:
+            query = "SELECT workspace_id FROM sessions WHERE session_id = ?"
+            return str(database.execute(query, (session_id,)).fetchone()[0])
+
     def sandbox(self, session_id: str, name: str = "workspace") -> FakeToolServer:
-        found = [
-            s.server for s in self.runtime.sandboxes.values() if (s.spec.session_id, s.spec.image) == (session_id, name)
-        ]
+        place = (self.workspace_id(session_id), name)
+        found = [s.server for s in self.runtime.sandboxes.values() if (s.spec.workspace_id, s.spec.image) == place]
         assert len(found) == 1
         assert isinstance(found[0], FakeToolServer)
         return found[0]

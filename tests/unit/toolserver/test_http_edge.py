@@ -198,7 +198,7 @@ async def test_metrics_are_prometheus_text(crib: Crib) -> None:
     text = (await crib.client.get("/metrics")).text
     assert 'toolserver_calls_total{tool="echo",code="ok"} 1' in text
     assert 'toolserver_calls_total{tool="fail",code="tool_failed"} 1' in text
-    assert "toolserver_sessions 1" in text
+    assert 'toolserver_sessions{state="live"} 1' in text
     assert "toolserver_sandboxes_started_total 1" in text
     assert "# TYPE toolserver_call_seconds histogram" in text
     for line in text.splitlines():

@@ -19,7 +19,7 @@ async def test_the_key_is_the_call_id_and_the_tool_runs_once(crib: Crib) -> None
     assert second.content == first.content
     assert second.headers["Idempotent-Replay"] == "true"
     assert "Idempotent-Replay" not in first.headers
-    assert crib.runtime.workspaces[session].files["count"] == b"x"
+    assert crib.runtime.workspaces[crib.workspace_id(session)].files["count"] == b"x"
     assert (await crib.client.get("/v1/calls/key-1")).content == first.content
 
 
@@ -44,7 +44,7 @@ async def test_another_request_under_the_key_is_409_and_runs_nothing(crib: Crib,
     else:
         other["session_id"] = await crib.session()
     detail(await crib.call(**other, key="key-1", **more), 409, "idempotency_conflict")
-    assert crib.runtime.workspaces[session].files["count"] == b"x"
+    assert crib.runtime.workspaces[crib.workspace_id(session)].files["count"] == b"x"
 
 
 async def test_requests_at_the_same_time_join_one_run(crib: Crib) -> None:
@@ -52,7 +52,7 @@ async def test_requests_at_the_same_time_join_one_run(crib: Crib) -> None:
     answers = await asyncio.gather(*(crib.call(session, "count", {"seconds": 0.2}, key="same") for _ in range(5)))
     assert {a.status_code for a in answers} == {200}
     assert len({a.content for a in answers}) == 1
-    assert crib.runtime.workspaces[session].files["count"] == b"x"
+    assert crib.runtime.workspaces[crib.workspace_id(session)].files["count"] == b"x"
 
 
 async def test_another_request_joins_no_running_call(crib: Crib) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.toolserver.crib import Crib, detail, new_runtime, running, settings
 from toolserver.errors import RuntimeUnavailable
-from toolserver.runtime.base import Limits, SandboxEnd
+from toolserver.runtime.base import Inventory, Limits, SandboxEnd
 from toolserver.runtime.fake_runtime import FakeRuntime, FakeSandbox
 from toolserver.runtime.fake_server import FakeToolServer
 from toolserver.runtime.fake_workspace import FakeWorkspace
@@ -16,9 +16,10 @@ from toolserver.sessions.session import Grant
 
 
 async def _until_removed(crib: Crib, session_id: str) -> None:
+    workspace_id = crib.workspace_id(session_id)
     for _ in range(200):
-        if session_id not in crib.runtime.workspaces and all(
-            s.spec.session_id != session_id for s in crib.runtime.sandboxes.values()
+        if workspace_id not in crib.runtime.workspaces and all(
+            s.spec.workspace_id != workspace_id for s in crib.runtime.sandboxes.values()
         ):
             return
         await asyncio.sleep(0.01)
@@ -212,29 +213,28 @@ async def test_sessions_of_an_earlier_process_are_gone_as_node_lost(tmp_path: Pa
         assert detail(await crib.client.get(f"/v1/sessions/{session}"), 410, "session_gone")["cause"] == "node_lost"
 
 
-async def test_a_sweep_that_fails_does_not_hold_up_the_start_and_is_tried_again(
+async def test_a_reconcile_that_fails_does_not_hold_up_the_start_and_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = settings(tmp_path)
     runtime = new_runtime(chosen)
-    runtime.workspaces["ses_orphan"] = FakeWorkspace()
-    sweep, away = runtime.sweep, True
+    runtime.workspaces["wsp_orphan"] = FakeWorkspace()
+    inventory, away = runtime.inventory, True
 
-    async def failing(keep: frozenset[str] = frozenset()) -> int:
+    async def failing() -> Inventory:
         if away:
             raise RuntimeUnavailable("away")
-        return await sweep(keep)
+        return await inventory()
 
-    monkeypatch.setattr(runtime, "sweep", failing)
+    monkeypatch.setattr(runtime, "inventory", failing)
     async with running(chosen, runtime) as crib:
         session = await crib.session()
         away = False
-        await crib.server.reaper.sweep()
-        assert set(runtime.workspaces) == {session}
-        assert not crib.server.registry.left_over
+        await crib.server.reaper.reconcile()
+        assert set(runtime.workspaces) == {crib.workspace_id(session)}
 
 
-async def test_a_sandbox_that_can_not_be_removed_is_left_to_the_sweep(
+async def test_a_sandbox_that_can_not_be_removed_is_left_to_a_reconcile(
     crib: Crib, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = await crib.session()
@@ -247,8 +247,10 @@ async def test_a_sandbox_that_can_not_be_removed_is_left_to_the_sweep(
     told = detail(await crib.call(session, "die", {}), 500, "outcome_unknown")
     assert (told["effects"], told["sandbox_end"]) == ("possible", "runtime_lost")
     monkeypatch.setattr(FakeSandbox, "remove", remove)
-    assert crib.server.registry.left_over
     assert (await crib.call(session, "echo", {"text": "again"})).json()["sandbox_reset"] is True
+    assert len(crib.runtime.sandboxes) == 2
+    await crib.server.reaper.reconcile()
+    assert len(crib.runtime.sandboxes) == 1
 
 
 async def test_paths_of_the_host_are_not_told(crib: Crib) -> None:

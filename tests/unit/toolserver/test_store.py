@@ -15,6 +15,7 @@ from toolserver.store import calls, keys, sessions
 from toolserver.store.calls import CallRow
 from toolserver.store.database import Database
 from toolserver.store.lock import StateLock
+from toolserver.store.sessions import SessionRow
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_what_is_old_is_purged_and_what_runs_is_not(path: Path) -> None:
     for name in ("old", "running"):
         database.run(_begin(_row(name)))
     database.run(lambda c: calls.end(c, "t", "old", status=200, body=b"", ended_at=5.0))
-    database.run(lambda c: sessions.begin(c, "s", "t", 1.0))
+    database.run(lambda c: sessions.begin(c, SessionRow("s", "t", 1.0, "w", "{}", 9.0, 1.0)))
     database.run(lambda c: sessions.end(c, "s", "idle", 5.0))
     assert database.run(lambda c: (calls.purge(c, 6.0), sessions.purge(c, 6.0))) == (1, 1)
     assert [row.call_id for row in database.run(calls.running)] == ["running"]
@@ -217,7 +218,7 @@ async def test_without_the_database_a_call_is_503_and_runs_nothing(crib: Crib, m
         monkeypatch.setattr(crib.server.database, way, _unavailable)
     told = detail(await crib.call(session, "count", {}, key="k"), 503, "runtime_unavailable")
     assert told["effects"] == "none"
-    assert "count" not in crib.runtime.workspaces[session].files
+    assert "count" not in crib.runtime.workspaces[crib.workspace_id(session)].files
     detail(await crib.client.post("/v1/sessions", json={"images": ["workspace"]}), 503, "runtime_unavailable")
     monkeypatch.undo()
     assert (await crib.call(session, "count", {}, key="k")).status_code == 200

@@ -1,0 +1,44 @@
+"""What the server shows of itself in `/metrics`, beside what is counted where it happens."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from toolserver.api.services import Services
+from toolserver.calls.executor import Executor
+from toolserver.telemetry import process
+from toolserver.telemetry.metrics import Metrics
+
+
+def describe(metrics: Metrics, services: Services, executor: Executor) -> None:
+    registry, readiness, streams = services.registry, services.readiness, services.streams
+    metrics.counter("toolserver_calls_total", "Ended tool calls by tool and code (ok: a success).")
+    metrics.histogram("toolserver_call_seconds", "Time of ended tool calls, from their admission to their outcome.")
+    metrics.counter("toolserver_sandboxes_started_total", "Sandboxes started.")
+    metrics.counter("toolserver_streamed_bytes_total", "Bytes of event streams.")
+    metrics.gauge("toolserver_streams_open", "Event streams that are open now.", lambda: streams.open)
+    metrics.gauges("toolserver_sessions", "Sessions by state.", "state", registry.by_state)
+    metrics.gauge("toolserver_calls_running", "Calls that run now.", lambda: len(executor.running()))
+    metrics.gauge(
+        "toolserver_outcomes_unwritten", "Ended calls whose outcome waits to be stored.", lambda: executor.unwritten
+    )
+    metrics.gauge(
+        "toolserver_left_over",
+        "1 while something of ended sessions may wait on the engine for its removal.",
+        lambda: registry.left_over,
+    )
+    metrics.gauge(
+        "toolserver_engine_up",
+        "1 when the sandbox runtime answered when it was last asked.",
+        lambda: readiness.engine_up,
+    )
+    metrics.gauge(
+        "toolserver_store_up", "1 when the last write to the database was done.", lambda: services.database.ok
+    )
+    metrics.gauges("toolserver_info", "Version of the server.", "version", lambda: {version("toolcrib"): 1})
+    metrics.gauge("process_resident_memory_bytes", "Resident memory of the server.", process.resident_bytes)
+    metrics.gauge("process_open_fds", "Open files of the server.", process.open_files)
+    metrics.gauge(
+        "process_start_time_seconds", "When the server started, in seconds since 1970.", lambda: process.STARTED_AT
+    )
+    metrics.counter_of("process_cpu_seconds_total", "CPU time of the server.", process.cpu_seconds)
