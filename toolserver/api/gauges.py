@@ -24,7 +24,7 @@ def describe(metrics: Metrics, services: Services, executor: Executor) -> None:
     )
     metrics.gauge(
         "toolserver_left_over",
-        "1 while something of ended sessions may wait on the engine for its removal.",
+        "Sandboxes and workspaces on the engine that are nobody's and not removed yet.",
         lambda: registry.left_over,
     )
     metrics.gauge(

@@ -46,6 +46,7 @@ class Registry:
         self._creating: dict[str, str] = {}  # session id to tenant
         self._starts = asyncio.Semaphore(_PARALLEL_STARTS)
         self.holdings = Holdings()
+        self.left_over = 0  # what was nobody's at the last reconcile and is not removed yet
 
     def live(self) -> list[Session]:
         return list(self._live.values())
@@ -201,8 +202,10 @@ class Registry:
     async def remove_orphans(self) -> int:
         """Remove what is on the engine and nobody's; how much it was. Raises RuntimeUnavailable."""
         sandboxes, workspaces = self.holdings.orphans(await self.runtime.inventory())
+        self.left_over = count = len(sandboxes) + len(workspaces)
         await self.runtime.discard(sandboxes, workspaces)
-        return len(sandboxes) + len(workspaces)
+        self.left_over = 0
+        return count
 
     async def close(self, timeout_s: float) -> None:
         """End all, and wait until nothing is left of them."""
