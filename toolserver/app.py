@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from sqlalchemy import Connection
 from starlette.types import ASGIApp
 
 from toolserver.api import gauges
@@ -28,23 +29,31 @@ from toolserver.api.events import Streams
 from toolserver.api.protocol import protocol_class
 from toolserver.api.services import Phase, Readiness, Services
 from toolserver.calls import recovery
+from toolserver.calls.call_journal import CallJournal
 from toolserver.calls.carry_out import stop
-from toolserver.calls.executor import Executor
+from toolserver.calls.executor import Executor, draining
 from toolserver.calls.follow import CallDesk
+from toolserver.calls.journal_recovery import close_gaps
+from toolserver.calls.watch import Watch, take_up
 from toolserver.catalog.catalog import Catalog
-from toolserver.errors import RuntimeUnavailable, StartRefused, StoreUnavailable
+from toolserver.errors import JournalUnavailable, RuntimeUnavailable, StartRefused, StoreUnavailable
+from toolserver.journal.journal import Journal
+from toolserver.journal.segments import folder_of
 from toolserver.runtime.base import SandboxRuntime
 from toolserver.runtime.choose import choose_runtime
 from toolserver.sessions.keep import keep_workspaces
+from toolserver.sessions.places import SessionPlaces
 from toolserver.sessions.reaper import Reaper
 from toolserver.sessions.registry import Registry
 from toolserver.settings import Settings
-from toolserver.store import keys
+from toolserver.store import journal_head, keys
+from toolserver.store.connection import database_path
 from toolserver.store.database import Database
 from toolserver.store.lock import StateLock
 from toolserver.telemetry.metrics import Metrics
 from toolserver.telemetry.observer import RequestObserver
 from toolserver.telemetry.spans import Spans, SpansMissing, open_spans
+from toolserver.tenants.quotas import Quotas
 
 FIRST_TENANT = "default"
 _STOP_S = 1.0  # how long calls that are cancelled at shutdown get to end by themselves
@@ -52,10 +61,6 @@ _END_S = 10.0  # how long all sessions together get to be cleaned up at shutdown
 _KEEP_S = 8.0  # how long all workspaces together get to be kept at shutdown
 _UP_S = 60.0  # for the socket and the sweep of orphans
 _log = logging.getLogger(__name__)
-
-
-def database_path(state_dir: Path) -> Path:
-    return state_dir / "toolserver.db"
 
 
 def server_id(state_dir: Path) -> str:
@@ -86,8 +91,29 @@ class ToolServer:
         self.spans = _open_spans(settings)
         self.observer = RequestObserver(self.metrics, self.spans)
         self.streams = Streams(settings.http.max_streams, self.metrics)
-        self.registry = Registry(settings, runtime, self.catalog, self.database, counted=self._count_start)
-        self.executor = Executor(settings.call, self.registry, self.catalog, self.database, counted=self._count_call)
+        self.journal = Journal(folder_of(settings.state_dir), settings.journal)
+        self.call_journal = CallJournal(self.journal)
+        self.quotas = Quotas(settings.session, settings.tenant)
+        self.registry = Registry(
+            settings,
+            runtime,
+            self.catalog,
+            self.database,
+            journal=self.journal,
+            places=SessionPlaces(settings, self.quotas, self.catalog.images),
+            counted=self._count_start,
+        )
+        self.executor = Executor(
+            settings.call,
+            self.registry,
+            self.catalog,
+            self.database,
+            journal=self.call_journal,
+            quotas=self.quotas,
+            queue=settings.queue,
+            counted=self._count_call,
+        )
+        self.watch = Watch(self.database, self.journal, self.quotas)
         self.desk = CallDesk(settings.call, self.registry, self.executor)
         self.reaper = Reaper(self.registry, self.database)
         self.readiness = Readiness(runtime, self.database)
@@ -112,6 +138,7 @@ class ToolServer:
             metrics=self.metrics,
             streams=self.streams,
             observer=self.observer,
+            journal=self.journal,
         )
 
     async def start(self) -> None:
@@ -120,20 +147,33 @@ class ToolServer:
         try:
             self.database.open()
             try:
+                self.journal.open()
+                self.call_journal.open()
+                self.journal.append("server_started", version=version("toolcrib"), runtime=self.runtime.name)
                 self._first_key()
                 calls, sessions = self.database.run(recovery.close_left_open)
+                gaps = self.database.run(lambda c: close_gaps(c, self.journal), writes=False)
+                self.database.run(lambda c: take_up(c, self.quotas), writes=False)
+            except JournalUnavailable as problem:
+                raise StartRefused(f"The calls journal can't be used: {problem}.") from problem
             except StoreUnavailable as problem:
                 raise StartRefused(f"The database can't be written: {problem}.") from problem
+            if gaps:
+                _log.warning("journal_gaps_closed", extra={"fields": {"calls": gaps}})
             if calls or sessions:
                 _log.warning("left_open_by_earlier_process", extra={"fields": {"calls": calls, "sessions": sessions}})
             for problem_text in self.catalog.problems:
                 _log.error("image_refused", extra={"fields": {"problem": problem_text}})
             await self.runtime.open()
         except BaseException:
+            self.journal.close()
             self.database.close()
             self._lock.release()
             raise
-        self._tasks = [asyncio.create_task(self._begin(), name="begin")]
+        self._tasks = [
+            asyncio.create_task(self._begin(), name="begin"),
+            asyncio.create_task(self.watch.run(), name="watch"),
+        ]
 
     async def _begin(self) -> None:
         """Orphans first: nothing new is started while something of an earlier process may be taken for it."""
@@ -148,7 +188,7 @@ class ToolServer:
         given = self.settings.api_key
         if given is not None:
             text = given.get_secret_value()
-            self.database.run(lambda connection: keys.ensure(connection, text, "first admin", FIRST_TENANT, "admin"))
+            self.database.run(lambda connection: self._ensure_key(connection, text))
             return
         if any(
             key.revoked_at is None and key.scope == "admin" for key in self.database.run(keys.listing, writes=False)
@@ -159,12 +199,19 @@ class ToolServer:
         path.touch(mode=0o600)
         path.chmod(0o600)
         path.write_text(text + "\n")
-        self.database.run(lambda connection: keys.create(connection, text, "first admin", FIRST_TENANT, "admin"))
+        self.database.run(lambda connection: self._ensure_key(connection, text))
         self.new_key_file = path
+
+    def _ensure_key(self, connection: Connection, text: str) -> None:
+        known = {key.key_id for key in keys.listing(connection) if key.revoked_at is None and key.scope == "admin"}
+        key = keys.ensure(connection, text, "first admin", FIRST_TENANT, "admin")
+        if key.key_id not in known:
+            self.journal.append("key_created", **keys.journalled(key), by="settings")
 
     async def drain(self) -> None:
         """Take nothing new, wait for what runs, then cancel it. Safe to call twice."""
         self.readiness.phase = Phase.DRAINING
+        self.registry.places.queue.refuse_all(draining())
         grace_s = self.settings.call.kill_grace_s
         await self.executor.drain(
             self.settings.http.drain_s,
@@ -176,6 +223,7 @@ class ToolServer:
         """End every session and leave nothing behind."""
         self.readiness.phase = Phase.DRAINING
         self.executor.draining = True
+        self.registry.places.queue.refuse_all(draining())
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -186,6 +234,10 @@ class ToolServer:
         await self.registry.close(_END_S)
         await self.executor.close()
         await self.runtime.close()
+        self.journal.append_surely("server_stopped")
+        self.journal.close()
+        with contextlib.suppress(StoreUnavailable):
+            await self.database.write(lambda connection: journal_head.note(connection, str(self.journal.head)))
         self.database.close()
         if self.spans is not None:
             await asyncio.to_thread(self.spans.close)

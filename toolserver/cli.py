@@ -1,4 +1,4 @@
-"""The command line. Exit codes: 0 done, 2 wrong usage or settings, 5 the server can't be reached or refuses, 130 interrupted.
+"""The command line. Exit codes: 0 done, 1 the journal is not as it was written, 2 wrong usage or settings, 5 the server can't be reached or refuses, 130 interrupted.
 
 What a command needs is imported when it runs, so that `--help` is quick.
 """
@@ -8,19 +8,27 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from toolserver.commands import journal, keys, tenants
+from toolserver.commands.terminal import (
+    INTERRUPTED,
+    UNREACHABLE,
+    USAGE,
+    ConfigOption,
+    JsonOption,
+    StateOption,
+    fail,
+    load_settings,
+    show,
+    table,
+)
+
 if TYPE_CHECKING:
     from toolserver.settings import Settings
-    from toolserver.store.database import Database
-    from toolserver.store.keys import Key
-
-T = TypeVar("T")
-USAGE, UNREACHABLE, INTERRUPTED = 2, 5, 130
 
 app = typer.Typer(
     name="toolserver",
@@ -29,54 +37,25 @@ app = typer.Typer(
     add_completion=False,
     help="Runs tools for AI agents in sandboxes, behind an HTTP API.",
 )
-keys_app = typer.Typer(no_args_is_help=True, help="API keys of this server.")
 sessions_app = typer.Typer(no_args_is_help=True, help="Sessions of a running server.")
 tools_app = typer.Typer(no_args_is_help=True, help="The tools that sessions can have.")
 images_app = typer.Typer(no_args_is_help=True, help="The container images of the tools.")
-for name, group in (("keys", keys_app), ("sessions", sessions_app), ("tools", tools_app), ("images", images_app)):
+_GROUPS = {
+    "keys": keys.app,
+    "tenants": tenants.app,
+    "journal": journal.app,
+    "sessions": sessions_app,
+    "tools": tools_app,
+    "images": images_app,
+}
+for name, group in _GROUPS.items():
     app.add_typer(group, name=name)
 
-ConfigOption = Annotated[
-    Path | None, typer.Option("--config", help="Settings file (TOML).", envvar="TOOLSERVER_CONFIG")
-]
-StateOption = Annotated[Path | None, typer.Option("--state-dir", help="Folder of the database and the server's lock.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 UrlOption = Annotated[str, typer.Option("--url", envvar="TOOLSERVER_URL", help="Address of the running server.")]
 KeyOption = Annotated[str, typer.Option("--key", envvar="TOOLSERVER_API_KEY", help="API key.", show_envvar=True)]
 RuntimeOption = Annotated[str | None, typer.Option("--runtime", help="auto, docker, bubblewrap or fake.")]
 _MAX_DESCRIPTION = 110
 DEFAULT_URL = "http://127.0.0.1:8500"
-
-
-def _fail(message: str, code: int = USAGE) -> NoReturn:
-    print(f"toolserver: {message}", file=sys.stderr)
-    raise typer.Exit(code)
-
-
-def _settings(config: Path | None, state_dir: Path | None = None, **sections: dict[str, Any]) -> Settings:
-    from toolserver import settings
-
-    flags: dict[str, Any] = {name: {k: v for k, v in part.items() if v is not None} for name, part in sections.items()}
-    flags = {name: part for name, part in flags.items() if part}
-    if state_dir is not None:
-        flags["state_dir"] = state_dir.expanduser()
-    wrong = settings.unknown_variables()
-    try:
-        loaded = settings.load(config, **flags)
-    except (OSError, ValueError) as problem:  # both of pydantic's and TOML's errors are ValueErrors
-        wrong += settings.problems(problem)
-    if wrong:
-        _fail("Wrong settings:\n  " + "\n  ".join(wrong))
-    return loaded
-
-
-def _show(as_json: bool, value: Any, lines: Callable[[], list[str]]) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False) if as_json else "\n".join(lines()))
-
-
-def _table(rows: list[list[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _print_version(wanted: bool) -> None:
@@ -123,7 +102,7 @@ def serve(
 ) -> None:
     """Run the server until SIGTERM or Ctrl-C."""
     log = {"format": log_format, "level": log_level}
-    settings = _settings(config, state_dir, http={"host": host, "port": port}, runtime={"name": runtime}, log=log)
+    settings = load_settings(config, state_dir, http={"host": host, "port": port}, runtime={"name": runtime}, log=log)
 
     import uvloop
 
@@ -136,80 +115,7 @@ def serve(
     try:
         uvloop.run(serve(settings, options, lambda line: print(line, file=sys.stderr, flush=True)))
     except StartRefused as problem:
-        _fail(str(problem))
-
-
-def _with_database(config: Path | None, state_dir: Path | None, work: Callable[[Database], T]) -> T:
-    from toolserver.app import database_path
-    from toolserver.errors import StartRefused, StoreUnavailable
-    from toolserver.store.database import Database
-
-    database = Database(database_path(_settings(config, state_dir).state_dir))
-    try:
-        database.open()
-        return work(database)
-    except (StartRefused, StoreUnavailable) as problem:
-        _fail(str(problem))
-    finally:
-        database.close()
-
-
-@keys_app.command("create")
-def keys_create(
-    name: Annotated[str, typer.Argument(help="What it is for.")],
-    tenant: Annotated[str, typer.Option(help="Whose sessions and calls it sees.")] = "default",
-    scope: Annotated[str, typer.Option(help="read, use or admin; each holds those before it.")] = "use",
-    config: ConfigOption = None,
-    state_dir: StateOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Make a key and print it. It is shown this once; the server stores only its digest."""
-    from toolserver.store import keys
-
-    if scope not in keys.SCOPES:
-        _fail(f"--scope is one of {', '.join(keys.SCOPES)}")
-    if not 0 < len(name) <= 128 or not 0 < len(tenant) <= 64:
-        _fail("a name has 1 to 128 characters, a tenant 1 to 64")
-    text = keys.new_text()
-    key = _with_database(config, state_dir, lambda d: d.run(lambda c: keys.create(c, text, name, tenant, scope)))
-    _show(as_json, {**_key_json(key), "key": text}, lambda: [text])
-
-
-def _key_json(key: Key) -> dict[str, Any]:
-    from toolserver.sessions.session import iso_time
-
-    revoked_at = None if key.revoked_at is None else iso_time(key.revoked_at)
-    return {**key.as_json(), "created_at": iso_time(key.created_at), "revoked_at": revoked_at}
-
-
-@keys_app.command("list")
-def keys_list(config: ConfigOption = None, state_dir: StateOption = None, as_json: JsonOption = False) -> None:
-    """All keys, without their text."""
-    from toolserver.app import database_path
-    from toolserver.store import keys
-
-    place = database_path(_settings(config, state_dir).state_dir)
-    if not place.exists():
-        print(f"toolserver: there is no server state in {place.parent} yet", file=sys.stderr)
-    found = _with_database(config, state_dir, lambda d: d.run(keys.listing, writes=False)) if place.exists() else []
-    rows = [["ID", "NAME", "TENANT", "SCOPE", "STATE"]]
-    rows += [[k.key_id, k.name, k.tenant, k.scope, "revoked" if k.revoked_at is not None else "valid"] for k in found]
-    _show(as_json, {"keys": [_key_json(key) for key in found]}, lambda: _table(rows))
-
-
-@keys_app.command("revoke")
-def keys_revoke(
-    key_id: Annotated[str, typer.Argument(help="As `keys list` shows it.")],
-    config: ConfigOption = None,
-    state_dir: StateOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Make a key invalid; a running server refuses it within seconds."""
-    from toolserver.store import keys
-
-    if not _with_database(config, state_dir, lambda d: d.run(lambda c: keys.revoke(c, key_id))):
-        _fail(f"there is no key {key_id}; `toolserver keys list` shows them")
-    _show(as_json, {"key_id": key_id, "revoked": True}, lambda: [f"{key_id} is revoked"])
+        fail(str(problem))
 
 
 def _ask(method: str, url: str, key: str, path: str) -> Any:
@@ -218,7 +124,7 @@ def _ask(method: str, url: str, key: str, path: str) -> Any:
     import urllib.request
 
     if not url.startswith(("http://", "https://")):
-        _fail("--url starts with http:// or https://")
+        fail("--url starts with http:// or https://")
     request = urllib.request.Request(url.rstrip("/") + path, method=method, headers={"Authorization": f"Bearer {key}"})  # noqa: S310
     try:
         with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 - the scheme was checked above
@@ -228,10 +134,10 @@ def _ask(method: str, url: str, key: str, path: str) -> Any:
             told = json.loads(problem.read())["detail"]["message"]
         except (ValueError, KeyError, TypeError):
             told = f"HTTP status {problem.code}"
-        _fail(told, USAGE if problem.code in (401, 403, 404, 410, 422) else UNREACHABLE)
+        fail(told, USAGE if problem.code in (401, 403, 404, 410, 422) else UNREACHABLE)
     except OSError as problem:
         reason = getattr(problem, "reason", problem)
-        _fail(
+        fail(
             f"the server at {url} can't be reached: {reason}. Start one with `toolserver serve`, or name another with --url "
             "or TOOLSERVER_URL",
             UNREACHABLE,
@@ -253,7 +159,7 @@ def sessions_list(
         [s["id"], s.get("tenant", "-"), s["created_at"], s["expires_at"], ",".join(s["images"])]
         for s in body["sessions"]
     ]
-    _show(as_json, body, lambda: _table(rows))
+    show(as_json, body, lambda: table(rows))
 
 
 @sessions_app.command("remove")
@@ -270,7 +176,7 @@ def sessions_remove(
     for session_id in session_ids:
         query = "?all_tenants=true" if all_tenants else ""
         _ask("DELETE", url, key, f"/v1/sessions/{quote(session_id, safe='')}{query}")
-    _show(as_json, {"removed": session_ids}, lambda: [f"{session_id} is removed" for session_id in session_ids])
+    show(as_json, {"removed": session_ids}, lambda: [f"{session_id} is removed" for session_id in session_ids])
 
 
 def _first_sentence(text: str) -> str:
@@ -283,12 +189,12 @@ def tools_list(config: ConfigOption = None, as_json: JsonOption = False) -> None
     """The tools of the catalog."""
     from toolserver.catalog.catalog import Catalog
 
-    catalog = Catalog.load(_settings(config))
+    catalog = Catalog.load(load_settings(config))
     found = catalog.tools(None)
     rows = [["NAME", "IMAGE", "DESCRIPTION"]]
     rows += [[tool.name, tool.image, _first_sentence(tool.description)] for tool in found]
-    _show(
-        as_json, {"tools": [tool.as_json() for tool in found], "problems": list(catalog.problems)}, lambda: _table(rows)
+    show(
+        as_json, {"tools": [tool.as_json() for tool in found], "problems": list(catalog.problems)}, lambda: table(rows)
     )
     for problem in catalog.problems:
         print(f"toolserver: {problem}", file=sys.stderr)
@@ -312,13 +218,13 @@ def images_build(
 
     try:
         built = build_images(
-            names or (), base=base, docker_host=_settings(config).runtime.docker_host, progress=progress
+            names or (), base=base, docker_host=load_settings(config).runtime.docker_host, progress=progress
         )
     except ImageBuildError as problem:
-        _fail(str(problem), UNREACHABLE)
+        fail(str(problem), UNREACHABLE)
     rows = [["IMAGE", "REFERENCE", "ACTION", "SECONDS", "NOTE"]]
     rows += [[b.name, b.reference, b.action, f"{b.seconds:.1f}", b.note] for b in built]
-    _show(as_json, {"images": [asdict(image) for image in built]}, lambda: _table(rows))
+    show(as_json, {"images": [asdict(image) for image in built]}, lambda: table(rows))
 
 
 @images_app.command("list")
@@ -326,7 +232,7 @@ def images_list(config: ConfigOption = None, as_json: JsonOption = False) -> Non
     """The images of the catalog, and whether the engine has them."""
     from toolserver.catalog.catalog import Catalog
 
-    settings = _settings(config)
+    settings = load_settings(config)
     missing = _missing_images(settings)
     images = list(Catalog.load(settings).images.values())
     built = {image.name: None if missing is None else image.name not in missing for image in images}
@@ -334,7 +240,7 @@ def images_list(config: ConfigOption = None, as_json: JsonOption = False) -> Non
     rows = [["NAME", "REFERENCE", "TOOLS", "STATE"]]
     rows += [[i.name, i.reference, str(len(i.tools)), states[built[i.name]]] for i in images]
     told = [{"name": i.name, "reference": i.reference, "tools": len(i.tools), "built": built[i.name]} for i in images]
-    _show(as_json, {"images": told}, lambda: _table(rows))
+    show(as_json, {"images": told}, lambda: table(rows))
 
 
 def _missing_images(settings: Settings) -> list[str] | None:
@@ -360,9 +266,9 @@ def doctor(
 
     from toolserver.app import examine
 
-    found = asyncio.run(examine(_settings(config, state_dir, runtime={"name": runtime})))
+    found = asyncio.run(examine(load_settings(config, state_dir, runtime={"name": runtime})))
     if found["runtime"] == "docker" and found["problem"] is None:
-        for image in _missing_images(_settings(config)) or ():
+        for image in _missing_images(load_settings(config)) or ():
             found["warnings"].append(f"The image {image} is not built: toolserver images build {image}")
     rows = [
         ["runtime", found["runtime"]],
@@ -371,9 +277,9 @@ def doctor(
 
     def lines() -> list[str]:
         problem = [f"problem: {found['problem']}"] if found["problem"] is not None else ["sandboxes can be started"]
-        return [*_table(rows), *(f"warning: {warning}" for warning in found["warnings"]), *problem]
+        return [*table(rows), *(f"warning: {warning}" for warning in found["warnings"]), *problem]
 
-    _show(as_json, found, lines)
+    show(as_json, found, lines)
     if found["problem"] is not None:
         raise typer.Exit(UNREACHABLE)
 

@@ -4,6 +4,7 @@
      ├─ one per row of CODES        raised as ToolServerError(Code.X, ...)
     RuntimeUnavailable              the engine does not answer (a driver raises it) -> runtime_unavailable
     StoreUnavailable                the database can't be read or written now -> runtime_unavailable
+     └─ JournalUnavailable          the calls journal can't be written now, so nothing is run
     SandboxGone                     a sandbox ended under a call (sandbox layer only, mapped by calls/)
     StartRefused                    the server must not start so; the command line explains it and exits 2
 
@@ -182,6 +183,10 @@ def runtime_unavailable(problem: RuntimeUnavailable, call_id: str | None = None)
 
 class StoreUnavailable(Exception):  # noqa: N818
     """The database can't be read or written now: locked, full disk, I/O error. Nothing was changed."""
+
+
+class JournalUnavailable(StoreUnavailable):
+    """The calls journal can't be written now: full disk, I/O error. Nothing was begun, since nothing runs unjournalled."""
 
 
 class StartRefused(Exception):  # noqa: N818

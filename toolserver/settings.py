@@ -46,6 +46,7 @@ class SessionSettings(Section):
     idle_s: float = Field(900, gt=0)
     max_sessions: int = Field(64, ge=1)
     max_sessions_per_tenant: int = Field(32, ge=1)
+    total_memory_mb: int | None = Field(None, ge=64)  # granted to all sessions together; None: not bounded
     tombstone_days: float = Field(7, gt=0)
 
 
@@ -68,6 +69,7 @@ class CallSettings(Section):
     max_text_bytes: int = Field(65_536, ge=1024)
     kill_grace_s: float = Field(8.0, gt=0)  # past the deadline, before the server ends the whole sandbox
     max_concurrent_per_session: int = Field(32, ge=1)
+    max_running: int = Field(256, ge=1)  # in all sessions together; more wait in the queue
     keep_days: float = Field(7, gt=0)  # how long outcomes are kept for their Idempotency-Key
 
 
@@ -82,6 +84,30 @@ class LogSettings(Section):
 
 class TelemetrySettings(Section):
     otlp_endpoint: str | None = None  # base URL of a collector; None: OTEL_EXPORTER_OTLP_ENDPOINT, without it no spans
+
+
+class TenantSettings(Section):
+    """What each tenant may have that `toolserver tenants set` says nothing else of. None: no limit of its own."""
+
+    max_calls: int | None = Field(None, ge=1)  # at a time, in all of its sessions
+    max_memory_mb: int | None = Field(None, ge=1)  # granted to all of its sessions together
+    max_disk_mb: int | None = Field(None, ge=1)  # granted to all of its sessions together
+    max_cpu_s: float | None = Field(None, gt=0)  # of its calls, within cpu_window_h
+    cpu_window_h: float = Field(24.0, gt=0)
+
+
+class QueueSettings(Section):
+    """What waits while the server is full."""
+
+    wait_s: float = Field(5.0, ge=0)  # when the request names none
+    max_wait_s: float = Field(120.0, gt=0)  # of a request for a session; a call's own wait_s bounds it
+    max_waiting: int = Field(128, ge=1)  # requests of one tenant
+
+
+class JournalSettings(Section):
+    segment_mb: int = Field(32, ge=1)
+    keep_days: float = Field(90, gt=0)
+    fsync: bool = False  # each record, before it counts as written: outlives the machine, not only the server
 
 
 class WebSettings(Section):
@@ -110,6 +136,9 @@ class Settings(BaseSettings):
     session: SessionSettings = SessionSettings()
     limits: LimitSettings = LimitSettings()
     call: CallSettings = CallSettings()
+    tenant: TenantSettings = TenantSettings()
+    queue: QueueSettings = QueueSettings()
+    journal: JournalSettings = JournalSettings()
     web: WebSettings = WebSettings()
     log: LogSettings = LogSettings()
     telemetry: TelemetrySettings = TelemetrySettings()

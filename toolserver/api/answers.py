@@ -11,7 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from toolserver.calls.answer import Answer, encode_body
-from toolserver.errors import Code, RuntimeUnavailable, StoreUnavailable, ToolServerError, runtime_unavailable
+from toolserver.errors import (
+    Code,
+    JournalUnavailable,
+    RuntimeUnavailable,
+    StoreUnavailable,
+    ToolServerError,
+    runtime_unavailable,
+)
 from toolserver.telemetry.trace import trace_id
 
 _log = logging.getLogger(__name__)
@@ -43,10 +50,11 @@ def as_error(problem: Exception) -> ToolServerError:
         _log.warning("runtime_unavailable", extra={"fields": {"problem": str(problem)}})
         return runtime_unavailable(problem)
     if isinstance(problem, StoreUnavailable):
-        _log.error("store_unavailable", extra={"fields": {"problem": str(problem)}})
+        what = "journal" if isinstance(problem, JournalUnavailable) else "database"
+        _log.error("store_unavailable", extra={"fields": {"what": what, "problem": str(problem)}})
         return ToolServerError(
             Code.RUNTIME_UNAVAILABLE,
-            "Nothing was run: the server's database can't be used now (locked, or its disk is full). Try again.",
+            f"Nothing was run: the server's {what} can't be used now (locked, or its disk is full). Try again.",
         )
     if isinstance(problem, HTTPException) and (code := _STATUSES.get(problem.status_code)) is not None:
         what = "There is no such path" if code is Code.NOT_FOUND else "This path does not know the method"

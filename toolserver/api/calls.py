@@ -5,14 +5,14 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from toolserver.api import events, wire
+from toolserver.api import events, strict_json, wire
 from toolserver.api.answers import call_answer
-from toolserver.api.body import json_body
-from toolserver.api.events import EventStream
+from toolserver.api.body import raw_body
+from toolserver.api.events import EventStream, left
 from toolserver.api.services import Services, caller, services
 from toolserver.calls.answer import Answer
 from toolserver.calls.executor import CallRequest
-from toolserver.calls.idempotency import check_key
+from toolserver.calls.idempotency import KEY_FORM, is_key
 from toolserver.calls.running import RunningCall
 from toolserver.errors import Code, ToolServerError, invalid, invalid_all
 from toolserver.settings import CallSettings
@@ -26,9 +26,7 @@ async def call(request: Request) -> Response:
     session_id = request.path_params["session_id"]
     about(session_id=session_id[:_SHOWN])
     try:
-        given = _key(request)
-        body = await json_body(request, wire.CallBody)
-        _check_times(body, crib.settings.call)
+        given, body = await _read(request, crib.settings.call)
     except ToolServerError as error:
         if error.code is Code.INVALID_ARGUMENTS:  # of a session that is not there, only that is told
             await crib.registry.find(key.tenant, session_id)
@@ -42,6 +40,8 @@ async def call(request: Request) -> Response:
         wait_s=body.wait_s,
         deadline_s=body.deadline_s,
         key=given,
+        key_id=key.key_id,
+        gone=lambda: left(request.receive),
     )
     if not events.wanted(request):
         return call_answer(await crib.calls.call(asked), replayable=given is not None)
@@ -59,22 +59,25 @@ def _stream(crib: Services, tenant: str, came: Answer | RunningCall, offset: int
     return EventStream(crib.calls.events(tenant, came, offset, wait_s), crib.streams, headers)
 
 
-def _key(request: Request) -> str | None:
+async def _read(request: Request, settings: CallSettings) -> tuple[str | None, wire.CallBody]:
+    """The Idempotency-Key and the body. Raises invalid_arguments with all that is wrong with them."""
+    data = strict_json.read_object(await raw_body(request))
+    body, errors = wire.read_all(wire.CallBody, data)
+    asked = (("/wait_s", settings.max_wait_s), ("/deadline_s", settings.max_deadline_s))
+    errors += wire.beyond(data, asked)
+    given, wrong = _key(request)
+    if body is None or errors or wrong:
+        raise invalid_all(wrong + errors)
+    return given, body
+
+
+def _key(request: Request) -> tuple[str | None, list[dict[str, str]]]:
     given = request.headers.getlist("idempotency-key")
     if len(given) > 1:
-        raise invalid("Idempotency-Key", "is given more than once")
-    return check_key(given[0]) if given else None
-
-
-def _check_times(body: wire.CallBody, settings: CallSettings) -> None:
-    asked = (("/wait_s", body.wait_s, settings.max_wait_s), ("/deadline_s", body.deadline_s, settings.max_deadline_s))
-    errors = [
-        {"pointer": pointer, "message": f"is more than this server grants: at most {most:g}"}
-        for pointer, value, most in asked
-        if value is not None and value > most
-    ]
-    if errors:
-        raise invalid_all(errors)
+        return None, [{"pointer": "Idempotency-Key", "message": "is given more than once"}]
+    if given and not is_key(given[0]):
+        return None, [{"pointer": "Idempotency-Key", "message": KEY_FORM}]
+    return (given[0] if given else None), []
 
 
 async def get(request: Request) -> Response:

@@ -93,7 +93,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         del scope
         sending = asyncio.create_task(self._send(send), name="events")
-        leaving = asyncio.create_task(_left(receive), name="until the client leaves")
+        leaving = asyncio.create_task(left(receive), name="until the client leaves")
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -127,6 +127,7 @@ def _written(event: Event) -> bytes:
     return b"%bevent: %b\ndata: %b\n\n" % (mark, event.name.encode(), event.data)
 
 
-async def _left(receive: Receive) -> None:
+async def left(receive: Receive) -> None:
+    """Ends when the client has hung up. For after the body: whatever of it still comes is passed over."""
     while (await receive())["type"] != "http.disconnect":
         pass

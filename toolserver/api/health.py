@@ -24,6 +24,6 @@ async def ready(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    caller(request, "read")
+    caller(request, "metrics")  # they are sums over all tenants
     await services(request).readiness.look(_PATIENCE_S)
     return Response(services(request).metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")

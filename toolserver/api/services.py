@@ -16,6 +16,7 @@ from toolserver.api.events import Streams
 from toolserver.calls.follow import CallDesk
 from toolserver.catalog.catalog import Catalog
 from toolserver.errors import Code, RuntimeUnavailable, ToolServerError
+from toolserver.journal.journal import Journal
 from toolserver.runtime.base import SandboxRuntime
 from toolserver.sessions.registry import Registry
 from toolserver.settings import Settings
@@ -23,6 +24,7 @@ from toolserver.store.database import Database
 from toolserver.store.keys import Key
 from toolserver.telemetry.metrics import Metrics
 from toolserver.telemetry.observer import RequestObserver
+from toolserver.telemetry.trace import trace_id
 
 _CHECK_S = 2.0  # how long an answer of the runtime's check is believed
 
@@ -93,6 +95,7 @@ class Services:
     metrics: Metrics
     streams: Streams
     observer: RequestObserver
+    journal: Journal
 
 
 def services(request: Request) -> Services:
@@ -100,8 +103,17 @@ def services(request: Request) -> Services:
 
 
 def caller(request: Request, scope: str) -> Key:
-    """Who asks. Raises forbidden when the key lacks the scope."""
+    """Who asks. Raises forbidden when the key lacks the scope, JournalUnavailable when that can't be written down."""
     key = cast(Key, request.scope["toolserver.key"])
     if not key.allows(scope):
+        endpoint = request.scope["endpoint"]  # not the path, which may name a client's files
+        services(request).journal.append(
+            "forbidden",
+            tenant=key.tenant,
+            key_id=key.key_id,
+            operation=f"{endpoint.__module__.rpartition('.')[2]}.{endpoint.__name__}",
+            scope=scope,
+            trace_id=trace_id(),
+        )
         raise ToolServerError(Code.FORBIDDEN, f"The key lacks the scope {scope}: it has only {key.scope}.")
     return key

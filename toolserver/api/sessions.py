@@ -7,15 +7,17 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from toolserver.api import wire
+from toolserver.api import strict_json, wire
 from toolserver.api.answers import json_answer
-from toolserver.api.body import json_body
+from toolserver.api.body import raw_body
+from toolserver.api.events import left
 from toolserver.api.services import Services, caller, services
 from toolserver.catalog.session_tools import SESSION_TOOLS
 from toolserver.errors import Code, ToolServerError, invalid_all
 from toolserver.runtime.base import Limits
 from toolserver.sessions.session import Grant, Session
 
+_MAX_ERRORS = 64  # as many as there may be images
 _CLOSE_S = 0.04  # how long a DELETE waits for the end of the clean-up; it goes on all the same
 
 
@@ -30,25 +32,40 @@ def shown(crib: Services, session: Session, *, tools: bool) -> dict[str, Any]:
 
 async def create(request: Request) -> Response:
     crib, key = services(request), caller(request, "use")
-    grant = grant_of(await json_body(request, wire.SessionBody), crib)
+    body = _read(strict_json.read_object(await raw_body(request)), crib)
+    grant = grant_of(body, crib)
     crib.readiness.check_phase()
-    session = await crib.registry.create(key.tenant, grant)
+    session = await crib.registry.create(
+        key.tenant,
+        grant,
+        key_id=key.key_id,
+        wait_s=crib.settings.queue.wait_s if body.wait_s is None else body.wait_s,
+        gone=lambda: left(request.receive),
+    )
     return json_answer(shown(crib, session, tools=True), 201, {"Location": f"/v1/sessions/{session.session_id}"})
 
 
-def grant_of(body: wire.SessionBody, crib: Services) -> Grant:
-    """What the server grants of what was asked. Raises invalid_arguments, snapshot_not_found."""
-    settings = crib.settings
-    errors = _beyond(
-        ("/ttl_s", body.ttl_s, settings.session.max_ttl_s),
-        ("/limits/memory_mb", body.limits.memory_mb, settings.limits.max_memory_mb),
-        ("/limits/cpus", body.limits.cpus, settings.limits.max_cpus),
-        ("/limits/pids", body.limits.pids, settings.limits.max_pids),
-        ("/limits/disk_mb", body.limits.disk_mb, settings.limits.max_disk_mb),
+def _read(data: dict[str, Any], crib: Services) -> wire.SessionBody:
+    """Raises invalid_arguments with all that is wrong, in its shape and with what this server grants."""
+    session, limits = crib.settings.session, crib.settings.limits
+    body, errors = wire.read_all(wire.SessionBody, data)
+    most = (
+        ("/ttl_s", session.max_ttl_s),
+        ("/wait_s", crib.settings.queue.max_wait_s),
+        ("/limits/memory_mb", limits.max_memory_mb),
+        ("/limits/cpus", limits.max_cpus),
+        ("/limits/pids", limits.max_pids),
+        ("/limits/disk_mb", limits.max_disk_mb),
     )
-    errors += _image_errors(body.images, crib) + _egress_errors(body.egress)
-    if errors:
+    errors += wire.beyond(data, most) + _image_errors(data.get("images"), crib) + _egress_errors(data.get("egress"))
+    if body is None or errors:
         raise invalid_all(errors)
+    return body
+
+
+def grant_of(body: wire.SessionBody, crib: Services) -> Grant:
+    """What the server grants of what was asked. Raises snapshot_not_found."""
+    settings = crib.settings
     if body.from_snapshot is not None:
         raise ToolServerError(
             Code.SNAPSHOT_NOT_FOUND, "There is no such snapshot: this version of the server makes none yet."
@@ -70,32 +87,27 @@ def grant_of(body: wire.SessionBody, crib: Services) -> Grant:
     )
 
 
-def _beyond(*asked: tuple[str, float | None, float]) -> list[dict[str, str]]:
-    return [
-        {"pointer": pointer, "message": f"is more than this server grants: at most {most:g}"}
-        for pointer, value, most in asked
-        if value is not None and value > most
-    ]
-
-
-def _image_errors(images: list[str] | None, crib: Services) -> list[dict[str, str]]:
+def _image_errors(images: Any, crib: Services) -> list[dict[str, str]]:
     known = ", ".join(crib.catalog.images)
     errors = []
-    for place, name in enumerate(images or ()):
+    for place, name in enumerate(images if isinstance(images, list) else ()):
+        if not isinstance(name, str):
+            continue  # the model says so
         if name not in crib.catalog.images:
             errors.append(
                 {"pointer": f"/images/{place}", "message": f"there is no image {name[:60]!r}; known are {known}"}
             )
-        elif images is not None and name in images[:place]:
+        elif name in images[:place]:
             errors.append({"pointer": f"/images/{place}", "message": "is named twice"})
-    return errors
+    return errors[:_MAX_ERRORS]
 
 
-def _egress_errors(egress: wire.EgressBody) -> list[dict[str, str]]:
-    if egress.mode == "allow":
+def _egress_errors(egress: Any) -> list[dict[str, str]]:
+    mode = wire.at(egress, "/mode")
+    if mode == "allow":
         told = "allow-lists need the egress proxy, which this version does not have; use none or open"
         return [{"pointer": "/egress/mode", "message": told}]
-    if egress.allow:
+    if wire.at(egress, "/allow") and mode in (None, "none", "open"):
         return [{"pointer": "/egress/allow", "message": "goes only with the mode allow"}]
     return []
 
@@ -143,5 +155,6 @@ async def delete(request: Request) -> Response:
         if error.code is Code.SESSION_GONE:
             return Response(status_code=204)
         raise
-    await services(request).registry.delete(session, _CLOSE_S)
+    key = caller(request, "use")
+    await services(request).registry.delete(session, _CLOSE_S, key_id=key.key_id)
     return Response(status_code=204)

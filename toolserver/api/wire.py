@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from toolserver.api.strict_json import escape
-from toolserver.errors import ToolServerError, invalid_all
+from toolserver.errors import invalid_all
 from toolserver.settings import MIN_CPUS
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -59,6 +59,7 @@ class SessionBody(WireModel):
     limits: LimitsBody = Field(default_factory=LimitsBody)
     egress: EgressBody = Field(default_factory=EgressBody)
     from_snapshot: Annotated[str, Field(max_length=256)] | None = None
+    wait_s: float | None = Field(None, ge=0, description="seconds to wait for a place when the server is full")
 
 
 class CallBody(WireModel):
@@ -131,10 +132,34 @@ M = TypeVar("M", bound=WireModel)
 
 def read(model: type[M], data: dict[str, Any]) -> M:
     """Raises invalid_arguments with all errors and their pointers."""
+    value, errors = read_all(model, data)
+    if value is None:
+        raise invalid_all(errors)
+    return value
+
+
+def read_all(model: type[M], data: dict[str, Any]) -> tuple[M | None, list[dict[str, str]]]:
+    """The model; or None and what is wrong with its shape, for whoever has more to find wrong with `data`."""
     try:
-        return model.model_validate(data)
+        return model.model_validate(data), []
     except ValidationError as problem:
-        raise _refused(problem) from problem
+        return None, _errors(problem)
+
+
+def beyond(data: dict[str, Any], most: Iterable[tuple[str, float]]) -> list[dict[str, str]]:
+    """Errors for the numbers at these pointers that are larger than they may be. What is no number is for the model to refuse."""
+    return [
+        {"pointer": pointer, "message": f"is more than this server grants: at most {limit:g}"}
+        for pointer, limit in most
+        if isinstance(value := at(data, pointer), int | float) and not isinstance(value, bool) and value > limit
+    ]
+
+
+def at(data: Any, pointer: str) -> Any:
+    """What stands at a pointer of plain names; None where nothing does."""
+    for name in pointer.split("/")[1:]:
+        data = data.get(name) if isinstance(data, dict) else None
+    return data
 
 
 def read_query(model: type[M], items: Iterable[tuple[str, str]]) -> M:
@@ -147,7 +172,7 @@ def read_query(model: type[M], items: Iterable[tuple[str, str]]) -> M:
     return read(model, data)
 
 
-def _refused(problem: ValidationError) -> ToolServerError:
+def _errors(problem: ValidationError) -> list[dict[str, str]]:
     errors = []
     for error in problem.errors(include_url=False, include_context=False, include_input=False):
         pointer = "".join("/" + escape(str(part)) for part in error["loc"] if part != "[key]")
@@ -158,4 +183,4 @@ def _refused(problem: ValidationError) -> ToolServerError:
             else error["msg"].removeprefix("Value error, ")
         )
         errors.append({"pointer": pointer, "message": message})
-    return invalid_all(errors)
+    return errors

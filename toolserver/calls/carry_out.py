@@ -56,6 +56,7 @@ async def carry_out(call: RunningCall, settings: CallSettings) -> Answer:
     finally:
         call.sandbox = None
     outcome = _outcome(result, call.call_id, settings, (time.monotonic() - begun) * 1000)
+    call.usage = outcome.fields.get("usage")
     return _answer(outcome, call, lost)
 
 

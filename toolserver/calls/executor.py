@@ -1,4 +1,4 @@
-"""The only way into a sandbox: admit → validate → write down → run → write the outcome down → answer.
+"""The only way into a sandbox: admit → wait for its turn when the server is full → write down → run → write down → answer.
 
 A call runs in a task of its own: a caller that hangs up, or stops waiting, stops nothing. `(tenant, call_id)` names it,
 and the call_id is the caller's Idempotency-Key where there is one.
@@ -7,10 +7,11 @@ and the call_id is the caller's Idempotency-Key where there is one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from sqlalchemy import Connection
 
 from toolserver.calls import failure, idempotency
 from toolserver.calls.answer import Answer
+from toolserver.calls.call_journal import CallJournal
 from toolserver.calls.carry_out import carry_out
 from toolserver.calls.running import RunningCall
 from toolserver.catalog import arguments as schema_check
@@ -25,6 +27,7 @@ from toolserver.catalog.catalog import Catalog
 from toolserver.catalog.image import Tool
 from toolserver.errors import (
     Code,
+    JournalUnavailable,
     RuntimeUnavailable,
     StoreUnavailable,
     ToolServerError,
@@ -35,11 +38,13 @@ from toolserver.sandbox.background import Background
 from toolserver.sandbox.tool_sandbox import ToolSandbox
 from toolserver.sessions.registry import Registry
 from toolserver.sessions.session import Ending, Session
-from toolserver.settings import CallSettings
+from toolserver.settings import CallSettings, QueueSettings
 from toolserver.store import calls as rows
 from toolserver.store.calls import CallRow
 from toolserver.store.database import Database
 from toolserver.telemetry.trace import about
+from toolserver.tenants.fair_queue import FairQueue
+from toolserver.tenants.quotas import Quotas
 
 _RETRY_WRITE_S = 2.0
 _SMALL_BYTES = 64 << 10
@@ -48,7 +53,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CallRequest:
-    """One request to call a tool. `key` is the Idempotency-Key; times in seconds, None: the server's own."""
+    """One request to call a tool. `key` is the Idempotency-Key; times in seconds, None: the server's own.
+
+    `key_id` names the API key. `gone` makes something to await that ends when the caller hangs up. `follow`: nothing is waited
+    for, since its caller follows it by events; wait_s bounds only how long it waits for its turn.
+    """
 
     tenant: str
     session_id: str
@@ -58,6 +67,9 @@ class CallRequest:
     wait_s: float | None = None
     deadline_s: float | None = None
     key: str | None = None
+    key_id: str | None = None
+    gone: Callable[[], Coroutine[Any, Any, None]] | None = None
+    follow: bool = False
 
 
 class Executor:
@@ -68,13 +80,21 @@ class Executor:
         catalog: Catalog,
         database: Database,
         *,
+        journal: CallJournal,
+        quotas: Quotas,
+        queue: QueueSettings,
         counted: Callable[[str, str, float], None] = lambda _tool, _code, _seconds: None,
     ) -> None:
         """`counted` is told of each ended call: tool, code (`ok` for a success), seconds."""
         self.settings = settings
         self._registry, self._catalog, self._database, self._counted = registry, catalog, database, counted
+        self._journal, self._quotas, self._queue = journal, quotas, queue
+        most = f"The server is full: {settings.max_running} calls run at once, its limit."
+        self.queue = FairQueue(most, queue.max_waiting)
+        self._places = 0  # taken by calls that run
         self._running: dict[tuple[str, str], RunningCall] = {}
         self._per_session: Counter[str] = Counter()
+        self._per_tenant: Counter[str] = Counter()
         self._unwritten: dict[tuple[str, str], tuple[RunningCall, Answer]] = {}
         self._tasks = Background()
         self.draining = False
@@ -93,13 +113,16 @@ class Executor:
     async def call(self, request: CallRequest) -> Answer | RunningCall:
         """The answer; or the call itself when it goes on past wait_s. Raises ToolServerError when nothing was run."""
         deadline_s = self.settings.deadline_s if request.deadline_s is None else request.deadline_s
-        digest = idempotency.request_hash(request.session_id, request.tool, request.arguments, request.deadline_s)
+        arguments = idempotency.canonical(request.arguments)
+        digest = idempotency.request_hash(request.session_id, request.tool, arguments, request.deadline_s)
         if request.key is not None and (earlier := self._running.get((request.tenant, request.key))) is not None:
             return await self._join(earlier, digest, request)
         try:
             session = await self._registry.find(request.tenant, request.session_id)
             tool = self._admit(session, request)
-        except ToolServerError:
+        except ToolServerError as error:
+            if error.code is Code.POLICY_DENIED:
+                self._journal.denied(request.tenant, request.key_id, request.session_id, request.tool, request.trace_id)
             if request.key is not None and (stored := await self._stored(request.tenant, request.key)) is not None:
                 return _replay(stored, digest)  # what was done stays known, also when its session is gone
             raise
@@ -112,11 +135,95 @@ class Executor:
             deadline_s=deadline_s,
             request_hash=digest,
             trace_id=request.trace_id,
+            key_id=request.key_id,
+            arguments_digest=self._journal.digest(arguments),
         )
+        self._hold(call)
+        if not self.queue.try_now(self._take_place):
+            return await self._call_in_turn(call, request)
         stored = await self._begin(call)
         if stored is not None:
             return _replay(stored, digest)
-        return await self._await(call, request.wait_s, replay=False)
+        return await self._await(call, request, replay=False)
+
+    def _take_place(self) -> bool:
+        if self._places >= self.settings.max_running:
+            return False
+        self._places += 1
+        return True
+
+    def _give_place(self) -> None:
+        self._places -= 1
+        self.queue.serve()
+
+    async def _call_in_turn(self, call: RunningCall, request: CallRequest) -> Answer | RunningCall:
+        """As `call`, for one that has to wait for a place. It waits by itself: who has its key may join it, or cancel it."""
+        if request.key is not None:
+            try:
+                stored = await self._stored(call.tenant, call.call_id)
+            except BaseException:
+                self._give_up(call, StoreUnavailable("the database can't be read"))
+                raise
+            if stored is not None:
+                self._give_up(call, _replay(stored, stored.request_hash))
+                return _replay(stored, call.request_hash)
+        wait_s = self._queue.wait_s if request.wait_s is None else request.wait_s
+        call.queued = True
+        call.task = self._tasks.spawn(self._wait_for_turn(call, wait_s), f"queue {call.call_id}")
+        return await self._await_queued(call, request)
+
+    async def _await_queued(self, call: RunningCall, request: CallRequest) -> Answer | RunningCall:
+        """A caller that hangs up leaves the queue, unless another one waits for the same call."""
+        if request.follow or request.gone is None:
+            return await self._await(call, request, replay=False)
+        waiting = asyncio.ensure_future(self._await(call, request, replay=False))
+        gone = asyncio.ensure_future(request.gone())
+        try:
+            await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                waiting.cancel()
+                await asyncio.wait({waiting})
+                call.left()
+                return call
+            return waiting.result()
+        finally:
+            waiting.cancel()
+            gone.cancel()
+
+    async def _wait_for_turn(self, call: RunningCall, wait_s: float) -> None:
+        """Wait for the call's turn, then begin it; or answer why not."""
+        try:
+            with _told_of_end(call):
+                await self.queue.wait(call.tenant, self._take_place, self._give_place, wait_s)
+            call.queued = False
+            await self._begin(call)
+        except ToolServerError as error:
+            error.call_id = call.call_id
+            self._give_up(call, self._refused(call, error)[0])
+        except StoreUnavailable as problem:
+            _log.warning("call_not_begun", extra={"fields": {"call_id": call.call_id, "problem": str(problem)}})
+        except asyncio.CancelledError:
+            if call.abort_error is None:
+                self._give_up(call, asyncio.CancelledError())
+                raise
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()
+            call.abort_error.effects = "none"
+            self._give_up(call, self._refused(call, call.abort_error)[0])
+
+    def _give_up(self, call: RunningCall, told: Answer | BaseException) -> None:
+        """Of a call that never ran: its name is free again."""
+        call.queued = False
+        self._forget(call)
+        if call.answer.done():
+            return
+        if isinstance(told, Answer):
+            call.answer.set_result(told)
+        elif isinstance(told, asyncio.CancelledError):
+            call.answer.cancel()
+        else:
+            call.answer.set_exception(told)
+            call.answer.exception()  # nobody may be waiting for it
 
     def _admit(self, session: Session, request: CallRequest) -> Tool:
         """Raises tool_not_found, invalid_arguments, policy_denied, draining, quota_exceeded: nothing is held against the key."""
@@ -131,22 +238,29 @@ class Executor:
                 '{"egress": {"mode": "open"}} and call it there.',
             )
         if self.draining:
-            raise ToolServerError(
-                Code.DRAINING, "The server is shutting down and takes no new calls. Try again when it is back."
-            )
-        if self._per_session[session.session_id] >= self.settings.max_concurrent_per_session:
+            raise draining()
+        most = self.settings.max_concurrent_per_session
+        if (running := self._per_session[session.session_id]) >= most:
             raise ToolServerError(
                 Code.QUOTA_EXCEEDED,
-                f"{self.settings.max_concurrent_per_session} calls run in this session already, its limit. Wait until one has ended.",
+                f"{most} calls run in this session already, its limit. Wait until one has ended.",
+                extra={"quota": "session_calls", "used": running, "limit": most, "left": 0, "asked": 1},
             )
+        self._quotas.check_call(request.tenant, self._per_tenant[request.tenant])
         return tool
 
-    async def _begin(self, call: RunningCall) -> CallRow | None:
-        """Write it down and start it; or the row of an earlier call of that name. Raises StoreUnavailable."""
-        place = (call.tenant, call.call_id)
+    def _hold(self, call: RunningCall) -> None:
+        """Before it is written down: a second request with its key joins this one."""
         about(call_id=call.call_id)
-        self._running[place] = call  # before it is written: a second request with the key joins this one
+        self._running[(call.tenant, call.call_id)] = call
         self._per_session[call.session.session_id] += 1
+        self._per_tenant[call.tenant] += 1
+
+    async def _begin(self, call: RunningCall) -> CallRow | None:
+        """Write it down and start it; or the row of an earlier call of that name. Raises StoreUnavailable.
+
+        It has its place, which it gives back when it ends.
+        """
         row = CallRow(
             call.tenant,
             call.call_id,
@@ -162,6 +276,7 @@ class Executor:
             if earlier is not None:
                 call.answer.set_result(_replay(earlier, earlier.request_hash))
                 return earlier
+            await self._journal_begun(call)
             call.task = self._tasks.spawn(self._run(call), f"call {call.call_id}")
             started = True
             return None
@@ -172,20 +287,23 @@ class Executor:
         finally:
             if not started:
                 self._forget(call)
+                self._give_place()
+
+    async def _journal_begun(self, call: RunningCall) -> None:
+        """Nothing runs unjournalled. Raises JournalUnavailable: the call is as if it had never come."""
+        try:
+            self._journal.begun(call)
+        except JournalUnavailable:
+            with contextlib.suppress(StoreUnavailable):  # then its row says later that nothing can be told of it
+                await self._database.write(lambda connection: rows.forget(connection, call.tenant, call.call_id))
+            raise
 
     async def _run(self, call: RunningCall) -> None:
         begun = time.monotonic()
         session = call.session
-
-        def on_end(ending: Ending) -> None:
-            error = ending.error(session.session_id)
-            error.call_id, error.effects = call.call_id, "possible"
-            call.abort(error)
-
-        session.watchers.add(on_end)
         code = Code.INTERNAL
         try:
-            with session.in_use():
+            with _told_of_end(call), session.in_use():
                 session.check_live()
                 answer, told = await carry_out(call, self.settings), "ok"
         except ToolServerError as error:
@@ -203,42 +321,53 @@ class Executor:
             _log.exception("call_failed", extra={"fields": {"call_id": call.call_id}})
             message = "The server failed while it worked on the call; its log says how. The tool may have had effects."
             answer, told = self._refused(call, ToolServerError(code, message, call.call_id))
-        finally:
-            session.watchers.discard(on_end)
-            call.settling = True
-        await self._settle(call, answer)
-        self._counted(call.tool.name, told, time.monotonic() - begun)
+        call.settling = True
+        seconds = time.monotonic() - begun
+        await self._settle(call, answer, told, seconds)
+        self._counted(call.tool.name, told, seconds)
 
     def _refused(self, call: RunningCall, error: ToolServerError) -> tuple[Answer, str]:
         return Answer.refusal(error, call.trace_id), str(error.code)
 
-    async def _settle(self, call: RunningCall, answer: Answer) -> None:
+    async def _settle(self, call: RunningCall, answer: Answer, told: str, seconds: float) -> None:
         """Write the answer down, then give it. When it can't be written it is given all the same, and kept to be written later."""
+        cpu_ms = _cpu_ms(call, seconds)
+        self._quotas.cpu.add(call.tenant, cpu_ms / 1000)
         try:
-            await self._write(call, answer)
+            await self._write(call, answer, cpu_ms)
         except StoreUnavailable as problem:
             _log.error("outcome_not_written", extra={"fields": {"call_id": call.call_id, "problem": str(problem)}})
             self._unwritten[(call.tenant, call.call_id)] = (call, answer)
-            self._tasks.spawn(self._write_later(call, answer), f"write {call.call_id}")
+            self._tasks.spawn(self._write_later(call, answer, cpu_ms), f"write {call.call_id}")
         else:
             self._forget(call)
+        self._journal.ended(call, answer.status, told, seconds, cpu_ms)
         if not call.answer.done():
             call.answer.set_result(answer)
+        self._give_place()
 
-    async def _write(self, call: RunningCall, answer: Answer) -> None:
+    async def _write(self, call: RunningCall, answer: Answer, cpu_ms: float) -> None:
         ended_at = time.time()
 
         def end(connection: Connection) -> None:
-            rows.end(connection, call.tenant, call.call_id, status=answer.status, body=answer.body, ended_at=ended_at)
+            rows.end(
+                connection,
+                call.tenant,
+                call.call_id,
+                status=answer.status,
+                body=answer.body,
+                ended_at=ended_at,
+                cpu_ms=cpu_ms,
+            )
 
         small = len(answer.body) <= _SMALL_BYTES
         await (self._database.write_small(end) if small else self._database.write(end))
 
-    async def _write_later(self, call: RunningCall, answer: Answer) -> None:
+    async def _write_later(self, call: RunningCall, answer: Answer, cpu_ms: float) -> None:
         while True:
             await asyncio.sleep(_RETRY_WRITE_S)
             try:
-                await self._write(call, answer)
+                await self._write(call, answer, cpu_ms)
             except StoreUnavailable:
                 continue
             self._unwritten.pop((call.tenant, call.call_id), None)
@@ -251,14 +380,18 @@ class Executor:
             self._per_session[call.session.session_id] -= 1
             if self._per_session[call.session.session_id] <= 0:
                 del self._per_session[call.session.session_id]
+            self._per_tenant[call.tenant] -= 1
+            if self._per_tenant[call.tenant] <= 0:
+                del self._per_tenant[call.tenant]
 
     async def _join(self, call: RunningCall, digest: str, request: CallRequest) -> Answer | RunningCall:
         if call.request_hash != digest:
             raise idempotency.conflict(call.call_id)
-        return await self._await(call, request.wait_s, replay=True)
+        return await self._await(call, request, replay=True)
 
-    async def _await(self, call: RunningCall, wait_s: float | None, *, replay: bool) -> Answer | RunningCall:
-        answer = await call.wait(self.settings.wait_s if wait_s is None else wait_s)
+    async def _await(self, call: RunningCall, request: CallRequest, *, replay: bool) -> Answer | RunningCall:
+        wait_s = self.settings.wait_s if request.wait_s is None else request.wait_s
+        answer = await call.wait(0 if request.follow else wait_s)
         if answer is None:
             return call
         return answer.again() if replay else answer
@@ -272,7 +405,7 @@ class Executor:
         """For GET and call_wait. Raises call_not_found, StoreUnavailable."""
         call = self._running.get((tenant, call_id))
         if call is not None:
-            return await self._await(call, wait_s, replay=False)
+            return await call.wait(wait_s) or call
         row = await self._database.read(lambda connection: rows.find(connection, tenant, call_id))
         if row is None:
             raise ToolServerError(
@@ -298,6 +431,7 @@ class Executor:
     ) -> None:
         """Take no new calls, wait for the running ones, then `stop` those that are left and give them `stop_s` to end."""
         self.draining = True
+        self.queue.refuse_all(draining())
         await _all_answered(self.running(), wait_s)
         left = self.running()
         if left:
@@ -308,6 +442,36 @@ class Executor:
         for call_id in [call_id for _, call_id in self._unwritten]:
             _log.error("outcome_lost", extra={"fields": {"call_id": call_id}})
         await self._tasks.finish(1.0)
+
+
+def draining() -> ToolServerError:
+    return ToolServerError(
+        Code.DRAINING, "The server is shutting down and takes no new calls. Try again when it is back."
+    )
+
+
+@contextlib.contextmanager
+def _told_of_end(call: RunningCall) -> Iterator[None]:
+    """Within it the end of the session ends the call."""
+
+    def on_end(ending: Ending) -> None:
+        error = ending.error(call.session.session_id)
+        error.call_id, error.effects = call.call_id, "possible"
+        call.abort(error)
+
+    call.session.watchers.add(on_end)
+    try:
+        yield
+    finally:
+        call.session.watchers.discard(on_end)
+
+
+def _cpu_ms(call: RunningCall, seconds: float) -> float:
+    """As its sandbox told it; where none did, the most that it can have used: all of its cores, all of the time."""
+    told = (call.usage or {}).get("cpu_ms")
+    if isinstance(told, int | float) and told >= 0:
+        return float(told)
+    return seconds * 1000 * call.session.grant.limits.cpus
 
 
 async def _all_answered(calls: list[RunningCall], wait_s: float) -> None:

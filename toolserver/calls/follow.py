@@ -65,7 +65,7 @@ class CallDesk:
             return await self.find(request.tenant, request.arguments["call_id"])
         if request.tool in _TOOLS:
             return await self.call(request)
-        return await self._executor.call(replace(request, wait_s=0))
+        return await self._executor.call(replace(request, follow=True))
 
     def patience_s(self, request: CallRequest) -> float | None:
         """How long the events of a request go on at the most: call_wait has its own word on it."""
@@ -86,8 +86,12 @@ class CallDesk:
         until = inf if wait_s is None else asyncio.get_running_loop().time() + wait_s
         if isinstance(came, RunningCall):
             yield live.started(came)
-            async for event in live.follow(came, offset, until):
-                yield event
+            try:
+                async for event in live.follow(came, offset, until):
+                    yield event
+            except asyncio.CancelledError:
+                came.left()
+                raise
             yield live.outcome(came.answer.result() if came.answer.done() else await self.still_running(came))
             return
         body = came.json()

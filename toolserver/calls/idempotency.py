@@ -8,27 +8,29 @@ import re
 import secrets
 from typing import Any
 
-from toolserver.errors import Code, ToolServerError, invalid
+from toolserver.errors import Code, ToolServerError
 
+_encode = json.JSONEncoder(sort_keys=True, ensure_ascii=True, separators=(",", ":")).encode
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,128}")
+KEY_FORM = "must be 1 to 128 of letters, digits, - and _"
 
 
-def check_key(text: str | None) -> str | None:
-    """Raises invalid_arguments."""
-    if text is not None and _KEY.fullmatch(text) is None:
-        raise invalid("Idempotency-Key", "must be 1 to 128 of letters, digits, - and _")
-    return text
+def is_key(text: str) -> bool:
+    return _KEY.fullmatch(text) is not None
 
 
 def new_call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-def request_hash(session_id: str, tool: str, arguments: Any, deadline_s: float | None) -> str:
-    """Of all that decides what runs. How long the caller waits for it does not."""
-    told = json.dumps(
-        [session_id, tool, arguments, deadline_s], sort_keys=True, ensure_ascii=True, separators=(",", ":")
-    )
+def canonical(value: Any) -> str:
+    """JSON that is the same text for the same value."""
+    return _encode(value)
+
+
+def request_hash(session_id: str, tool: str, arguments: str, deadline_s: float | None) -> str:
+    """Of all that decides what runs; `arguments` is canonical. How long the caller waits for it does not."""
+    told = f"[{_encode(session_id)},{_encode(tool)},{arguments},{_encode(deadline_s)}]"
     return hashlib.sha256(told.encode()).hexdigest()
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from toolserver.calls.answer import Answer
 from toolserver.catalog.image import Tool
-from toolserver.errors import ToolServerError
+from toolserver.errors import Code, ToolServerError
 from toolserver.sandbox.tool_sandbox import ToolSandbox
 from toolserver.sessions.session import Session
 
@@ -54,6 +54,11 @@ class RunningCall:
     deadline_s: float
     request_hash: str
     trace_id: str
+    key_id: str | None = None
+    arguments_digest: str | None = None
+    queued: bool = False  # it waits for its turn, and nothing of it ran
+    waiters: int = 0
+    usage: dict[str, Any] | None = None  # as its sandbox told it
     answer: asyncio.Future[Answer] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     task: asyncio.Task[None] | None = None
     sandbox: ToolSandbox | None = None
@@ -76,8 +81,18 @@ class RunningCall:
             if self.task is not None:
                 self.task.cancel()
 
+    def left(self) -> None:
+        """Someone who waited for it hung up. While it waits for its turn it is given up with the last one; else it goes on."""
+        if self.queued and self.waiters == 0:
+            told = "The client hung up while the call waited for its turn. Nothing was run."
+            self.abort(ToolServerError(Code.CANCELLED, told, self.call_id, effects="none"))
+
     async def wait(self, wait_s: float) -> Answer | None:
         """Its answer; None when it has none within `wait_s`. Any number may wait; a waiter that goes away stops nothing."""
         if not self.answer.done():
-            await asyncio.wait([self.answer], timeout=wait_s)
+            self.waiters += 1
+            try:
+                await asyncio.wait([self.answer], timeout=wait_s)
+            finally:
+                self.waiters -= 1
         return self.answer.result() if self.answer.done() else None

@@ -6,16 +6,18 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from toolserver.catalog.catalog import Catalog
 from toolserver.catalog.image import ToolImage
 from toolserver.errors import Code, RuntimeUnavailable, StoreUnavailable, ToolServerError
+from toolserver.journal.journal import Journal
 from toolserver.runtime.base import Limits, SandboxRuntime
 from toolserver.sandbox.background import Background
 from toolserver.sessions.box import Box, BoxPlan
 from toolserver.sessions.holdings import Holdings
+from toolserver.sessions.places import SessionPlaces
 from toolserver.sessions.session import Cause, Ending, Grant, Session
 from toolserver.settings import Settings
 from toolserver.store import sessions as rows
@@ -34,13 +36,16 @@ class Registry:
         catalog: Catalog,
         database: Database,
         *,
+        journal: Journal,
+        places: SessionPlaces,
         counted: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`counted` is told of each sandbox started; `clock` is monotonic."""
         self.settings, self.runtime, self.catalog, self.clock = settings, runtime, catalog, clock
         self.background = Background()
-        self._database, self._counted = database, counted
+        self.places = places
+        self._database, self._journal, self._counted = database, journal, counted
         self._live: dict[str, Session] = {}
         self._ending: dict[str, Session] = {}  # gone for clients, not yet cleaned up or not yet written down
         self._creating: dict[str, str] = {}  # session id to tenant
@@ -78,42 +83,47 @@ class Registry:
             "There is no such session. Create one with POST /v1/sessions, or look at GET /v1/sessions.",
         )
 
-    async def create(self, tenant: str, grant: Grant) -> Session:
-        """A ready session. Raises quota_exceeded, no_capacity, RuntimeUnavailable, StoreUnavailable: then nothing is left of it."""
+    async def create(
+        self,
+        tenant: str,
+        grant: Grant,
+        *,
+        key_id: str | None = None,
+        wait_s: float = 0,
+        gone: Callable[[], Coroutine[Any, Any, None]] | None = None,
+    ) -> Session:
+        """A ready session. While the server is full it waits for its turn, for `wait_s` seconds or until what `gone` makes ends.
+
+        Raises quota_exceeded, no_capacity, RuntimeUnavailable, StoreUnavailable: then nothing is left of it.
+        """
         session_id = f"ses_{secrets.token_hex(12)}"
-        self._check_quota(tenant)
+        await self.places.take(session_id, tenant, grant, wait_s, gone)
         self._creating[session_id] = tenant
-        work = self.background.spawn(self._create(session_id, tenant, grant), f"create {session_id}")
+        work = self.background.spawn(self._create(session_id, tenant, grant, key_id), f"create {session_id}")
         return await asyncio.shield(work)  # begun is finished or undone, also when the client hangs up
 
-    def _check_quota(self, tenant: str) -> None:
-        limits = self.settings.session
-        tenants = [*(session.tenant for session in self._live.values()), *self._creating.values()]
-        if tenants.count(tenant) >= limits.max_sessions_per_tenant:
-            raise ToolServerError(
-                Code.QUOTA_EXCEEDED,
-                f"There are {limits.max_sessions_per_tenant} sessions already, the most that one tenant may have. Delete one first.",
-            )
-        if len(tenants) >= limits.max_sessions:
-            raise ToolServerError(
-                Code.NO_CAPACITY,
-                f"The server holds {limits.max_sessions} sessions, its limit. Try again when some have ended.",
-            )
-
-    async def _create(self, session_id: str, tenant: str, grant: Grant) -> Session:
+    async def _create(self, session_id: str, tenant: str, grant: Grant, key_id: str | None) -> Session:
         images = [self.catalog.images[name] for name in grant.images]
         workspace_id = f"wsp_{secrets.token_hex(12)}"
         boxes = {image.name: self._box(session_id, workspace_id, image, grant) for image in images}
         self.holdings.workspaces.add(workspace_id)
+        told = False
         try:
             try:
                 await self.runtime.create_workspace(workspace_id, grant.limits.disk_mb)
                 await _start_all([boxes[image.name] for image in images if image.start == "eager"])
                 session = self._session(session_id, workspace_id, tenant, grant, boxes)
+                self._journal.append(
+                    "session_created", key_id=key_id, **session.journalled([i.reference for i in images])
+                )
+                told = True
                 row = _row_of(session)
                 await self._database.write(lambda connection: rows.begin(connection, row))
             except BaseException:
+                if told:
+                    self._journal.append_surely("session_ended", tenant=tenant, session_id=session_id, cause="not_made")
                 await self._dismantle(session_id, workspace_id, boxes)
+                self.places.release(session_id)
                 raise
             self._live[session_id] = session
         finally:
@@ -143,21 +153,29 @@ class Registry:
             start_timeout_s=self.settings.runtime.start_timeout_s,
         )
 
-    async def end(self, session: Session, cause: Cause) -> asyncio.Task[None]:
-        """End a session: at once for its clients and its running calls. The task is done when nothing is left of it."""
+    async def end(self, session: Session, cause: Cause, *, key_id: str | None = None) -> asyncio.Task[None]:
+        """End a session: at once for its clients and its running calls. The task is done when nothing is left of it.
+
+        `key_id`: the key of whoever deleted it.
+        """
         if session.ending is None:
             session.ending = Ending(cause, time.time())
             self._live.pop(session.session_id, None)
             self._ending[session.session_id] = session
             for tell in list(session.watchers):
                 tell(session.ending)
+            self.places.release(session.session_id)
             _log.info("session_ended", extra={"fields": {"session_id": session.session_id, "cause": cause}})
+            by = {"key_id": key_id} if key_id is not None else {}
+            self._journal.append_surely(
+                "session_ended", tenant=session.tenant, session_id=session.session_id, cause=cause, **by
+            )
             await self._write_down(session)
         return self.background.spawn(self._clean_up(session), f"end {session.session_id}")
 
-    async def delete(self, session: Session, wait_s: float) -> None:
+    async def delete(self, session: Session, wait_s: float, *, key_id: str | None = None) -> None:
         """End it for its client: gone when this returns; the clean-up is waited for `wait_s` and goes on by itself."""
-        ending = self.background.spawn(self.end(session, "deleted"), f"delete {session.session_id}")
+        ending = self.background.spawn(self.end(session, "deleted", key_id=key_id), f"delete {session.session_id}")
         await asyncio.wait([await asyncio.shield(ending)], timeout=wait_s)
 
     async def _write_down(self, session: Session) -> bool:

@@ -115,6 +115,17 @@ class Session:
         if self.ending is not None:
             raise self.ending.error(self.session_id)
 
+    def journalled(self, references: list[str]) -> dict[str, Any]:
+        """What the journal keeps of its creation. Neither environment nor labels: they are the client's own."""
+        return {
+            "tenant": self.tenant,
+            "session_id": self.session_id,
+            "images": references,
+            "limits": asdict(self.grant.limits),
+            "egress": self.grant.egress,
+            "ttl_s": self.grant.ttl_s,
+        }
+
     def as_json(self, isolation: dict[str, Any]) -> dict[str, Any]:
         """The session as clients see it. The environment is not shown: it may hold secrets."""
         limits = self.grant.limits

@@ -31,6 +31,7 @@ class CallRow:
     body: bytes | None = None
     deadline_s: float | None = None
     generation: int | None = None
+    cpu_ms: float | None = None
 
 
 # built once: the hot path then only binds values
@@ -45,7 +46,7 @@ _FIND = select(calls).where(calls.c.tenant == bindparam("t"), calls.c.call_id ==
 _END = (
     calls.update()
     .where(calls.c.tenant == bindparam("t"), calls.c.call_id == bindparam("c"), calls.c.ended_at.is_(None))
-    .values(status=bindparam("status"), body=bindparam("body"), ended_at=bindparam("ended_at"))
+    .values({name: bindparam(name) for name in ("status", "body", "ended_at", "cpu_ms")})
 )
 
 
@@ -68,9 +69,24 @@ def begin(connection: Connection, row: CallRow) -> CallRow | None:
     return None
 
 
-def end(connection: Connection, tenant: str, call_id: str, *, status: int, body: bytes, ended_at: float) -> None:
-    """The first answer stays."""
-    connection.execute(_END, {"t": tenant, "c": call_id, "status": status, "body": body, "ended_at": ended_at})
+def end(
+    connection: Connection,
+    tenant: str,
+    call_id: str,
+    *,
+    status: int,
+    body: bytes,
+    ended_at: float,
+    cpu_ms: float | None = None,
+) -> None:
+    """The first answer stays. `cpu_ms` counts against the tenant's quota."""
+    values = {"status": status, "body": body, "ended_at": ended_at, "cpu_ms": cpu_ms}
+    connection.execute(_END, {"t": tenant, "c": call_id, **values})
+
+
+def forget(connection: Connection, tenant: str, call_id: str) -> None:
+    """Of a call that was written down and did not begin after all."""
+    connection.execute(delete(calls).where(calls.c.tenant == tenant, calls.c.call_id == call_id))
 
 
 def running(connection: Connection) -> list[CallRow]:

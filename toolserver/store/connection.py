@@ -20,6 +20,10 @@ from toolserver.store.migration import migrate
 T = TypeVar("T")
 
 
+def database_path(state_dir: Path) -> Path:
+    return state_dir / "toolserver.db"
+
+
 class Busy(StoreUnavailable):
     """Another writer held the database for as long as this connection waits."""
 

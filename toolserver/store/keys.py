@@ -12,7 +12,13 @@ from sqlalchemy import Connection, select
 
 from toolserver.store.schema import keys
 
-SCOPES = ("read", "use", "admin")  # each holds those before it
+SCOPES = ("metrics", "read", "use", "admin")
+_HOLDS = {  # metrics are sums over all tenants, so a tenant's own keys don't open them
+    "metrics": frozenset({"metrics"}),
+    "read": frozenset({"read"}),
+    "use": frozenset({"read", "use"}),
+    "admin": frozenset(SCOPES),
+}
 
 
 @dataclass(frozen=True)
@@ -25,10 +31,15 @@ class Key:
     revoked_at: float | None = None
 
     def allows(self, scope: str) -> bool:
-        return SCOPES.index(self.scope) >= SCOPES.index(scope)
+        return scope in _HOLDS[self.scope]
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def journalled(key: Key) -> dict[str, Any]:
+    """What the journal keeps of a key."""
+    return {"tenant": key.tenant, "of_key": key.key_id, "name": key.name, "scope": key.scope}
 
 
 def digest(text: str) -> str:
@@ -63,13 +74,14 @@ def listing(connection: Connection) -> list[Key]:
     return [Key(r.key_id, r.name, r.tenant, r.scopes, r.created_at, r.revoked_at) for r in rows]
 
 
-def revoke(connection: Connection, key_id: str) -> bool:
-    """Whether there was such a key."""
-    found = connection.execute(select(keys.c.key_id).where(keys.c.key_id == key_id)).one_or_none()
-    connection.execute(
-        keys.update().where(keys.c.key_id == key_id, keys.c.revoked_at.is_(None)).values(revoked_at=time.time())
-    )
-    return found is not None
+def revoke(connection: Connection, key_id: str) -> Key | None:
+    """The key, which is invalid from now on; None when there is none of that id."""
+    row = connection.execute(select(keys).where(keys.c.key_id == key_id)).one_or_none()
+    if row is None:
+        return None
+    revoked_at = row.revoked_at if row.revoked_at is not None else time.time()
+    connection.execute(keys.update().where(keys.c.key_id == key_id).values(revoked_at=revoked_at))
+    return Key(row.key_id, row.name, row.tenant, row.scopes, row.created_at, revoked_at)
 
 
 def ensure(connection: Connection, text: str, name: str, tenant: str, scope: str) -> Key:

@@ -25,6 +25,18 @@ keys = Table(
     Column("revoked_at", Float),
 )
 
+tenants = Table(  # bounds of their own; NULL: the server's settings hold
+    "tenants",
+    metadata,
+    Column("tenant", String(64), primary_key=True),
+    Column("max_sessions", Integer),
+    Column("max_calls", Integer),
+    Column("max_memory_mb", Integer),
+    Column("max_disk_mb", Integer),
+    Column("max_cpu_s", Float),
+    Column("changed_at", Float, nullable=False),
+)
+
 sessions = Table(
     "sessions",
     metadata,
@@ -69,5 +81,6 @@ calls = Table(
     Column("body", LargeBinary),
     Column("deadline_s", Float),
     Column("generation", Integer),  # the first of its image's sandboxes that it can have been sent to; NULL: any
+    Column("cpu_ms", Float),
     Index("calls_ended_at", "ended_at"),
 )

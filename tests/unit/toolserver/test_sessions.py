@@ -162,7 +162,8 @@ async def test_too_many_sessions_are_429_for_the_tenant_and_503_for_all(tmp_path
         await crib.server.registry.create("another", grant)
         await crib.client.delete(f"/v1/sessions/{first[0]}")
         await crib.server.registry.create("another", grant)
-        detail(await crib.client.post("/v1/sessions", json={"images": ["workspace"]}), 503, "no_capacity")
+        full = await crib.client.post("/v1/sessions", json={"images": ["workspace"], "wait_s": 0})
+        assert detail(full, 503, "no_capacity")["queue_position"] == 1
 
 
 async def test_a_lazy_sandbox_is_started_once_for_many_first_calls(crib: Crib) -> None:

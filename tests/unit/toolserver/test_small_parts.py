@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from toolserver.api import strict_json
 from toolserver.calls import failure, output
 from toolserver.calls.answer import Answer, encode_body
-from toolserver.calls.idempotency import request_hash
+from toolserver.calls.idempotency import canonical, request_hash
 from toolserver.calls.outcome import ENDS, Outcome, empty_fields, from_worker
 from toolserver.errors import CODES, Code, ToolServerError
 from toolserver.telemetry.logs import EventFormatter
@@ -109,11 +109,13 @@ def test_huge_binary_blocks_are_replaced_by_a_word() -> None:
 
 
 def test_the_request_hash_sees_content_not_order() -> None:
-    assert request_hash("s", "t", {"a": 1, "b": 2}, None) == request_hash("s", "t", {"b": 2, "a": 1}, None)
+    assert request_hash("s", "t", canonical({"a": 1, "b": 2}), None) == request_hash(
+        "s", "t", canonical({"b": 2, "a": 1}), None
+    )
     different = {
-        request_hash("s", "t", {"a": 1}, None),
-        request_hash("s", "t", {"a": "1"}, None),
-        request_hash("s", "t", {"a": True}, None),
+        request_hash("s", "t", canonical({"a": 1}), None),
+        request_hash("s", "t", canonical({"a": "1"}), None),
+        request_hash("s", "t", canonical({"a": True}), None),
     }
     assert len(different) == 3
 
