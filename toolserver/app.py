@@ -36,11 +36,11 @@ from toolserver.calls.follow import CallDesk
 from toolserver.calls.journal_recovery import close_gaps
 from toolserver.calls.watch import Watch, take_up
 from toolserver.catalog.catalog import Catalog
-from toolserver.errors import JournalUnavailable, RuntimeUnavailable, StartRefused, StoreUnavailable
+from toolserver.errors import JournalUnavailable, RequirementMissing, RuntimeUnavailable, StartRefused, StoreUnavailable
 from toolserver.journal.journal import Journal
 from toolserver.journal.segments import folder_of
 from toolserver.runtime.base import SandboxRuntime
-from toolserver.runtime.choose import choose_runtime
+from toolserver.runtime.choose import choose_runtime, weaknesses
 from toolserver.sessions.keep import keep_workspaces
 from toolserver.sessions.places import SessionPlaces
 from toolserver.sessions.reaper import Reaper
@@ -164,7 +164,10 @@ class ToolServer:
                 _log.warning("left_open_by_earlier_process", extra={"fields": {"calls": calls, "sessions": sessions}})
             for problem_text in self.catalog.problems:
                 _log.error("image_refused", extra={"fields": {"problem": problem_text}})
-            await self.runtime.open()
+            try:
+                await self.runtime.open()
+            except RequirementMissing as problem:
+                raise StartRefused(str(problem)) from problem
         except BaseException:
             self.journal.close()
             self.database.close()
@@ -307,7 +310,7 @@ async def serve(settings: Settings, options: ServeOptions, say: Callable[[str], 
     _check_exposure(settings)
     listener = _bind(settings)
     try:
-        runtime, weaker = await choose_runtime(settings.runtime, server_id(settings.state_dir), settings.state_dir)
+        runtime, weaker = await _choose(settings)
         crib = ToolServer(settings, runtime, keep_workspaces_in=_keeping_folder(options))
         await crib.start()
     except BaseException:
@@ -318,14 +321,21 @@ async def serve(settings: Settings, options: ServeOptions, say: Callable[[str], 
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         if crib.new_key_file is not None:
             say(f"A new admin API key was made. It stands in {crib.new_key_file}")
-        if weaker is not None:
-            say(weaker)
+        for line in (*([weaker] if weaker is not None else []), *weaknesses(runtime.isolation())):
+            say(f"Weaker here: {line}")
         await _run(crib, listener, url, options, say)
     finally:
         await crib.close()
         listener.close()
         if options.ready_file is not None:
             options.ready_file.unlink(missing_ok=True)
+
+
+async def _choose(settings: Settings) -> tuple[SandboxRuntime, str | None]:
+    try:
+        return await choose_runtime(settings.runtime, server_id(settings.state_dir), settings.state_dir)
+    except RequirementMissing as problem:
+        raise StartRefused(str(problem)) from problem
 
 
 def _keeping_folder(options: ServeOptions) -> Path | None:

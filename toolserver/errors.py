@@ -168,6 +168,10 @@ class RuntimeUnavailable(Exception):  # noqa: N818 - reads as the state it names
     """The sandbox runtime can't be used now: no engine, a hung engine, a missing image. The message says which and what to do."""
 
 
+class RequirementMissing(RuntimeUnavailable):
+    """The settings require something of the host that it does not have: nothing is started without it."""
+
+
 class SandboxGone(Exception):  # noqa: N818
     """The sandbox ended, or its stream broke, before an answer arrived."""
 

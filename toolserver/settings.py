@@ -37,6 +37,10 @@ class RuntimeSettings(Section):
     docker_host: str | None = None  # None: DOCKER_HOST or the engine's usual socket
     api_timeout_s: float = Field(20.0, gt=0)
     start_timeout_s: float = Field(30.0, gt=0)
+    isolation: Literal["require-gvisor", "prefer-gvisor", "runc"] = "runc"  # docker: the engine's runtime
+    disk: Literal["auto", "quota", "loop", "accounted"] = (
+        "auto"  # how a workspace's size is held; auto: the hardest that works
+    )
     python: str | None = None  # bubblewrap: the interpreter of its sandboxes; None: the server's own
 
 

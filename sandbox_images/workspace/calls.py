@@ -201,7 +201,7 @@ class Calls:
         if call.writes:
             yield from self.quota.refresh()
             changed = workspace_scan.changes(call.before, self.quota.snapshot)
-            if ending.end in ("done", "failed") and self.quota.exceeded(call.before.bytes):
+            if ending.end in ("done", "failed") and self.quota.exceeded(call.before):
                 ending.end, ending.message = "disk_full", self.quota.message()
         _tell_limits(call, ending)
         result = encode_result(self._result(call, ending, changed))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 FIRST_LOOK_S, SHARE_OF_TIME = 0.2, 20  # a scan of 10 ms is made every 200 ms at most
 UNLIMITED = 1 << 50
 FULL_BYTES = 64 << 10  # what a disk may have left that is called full
+BYTES_A_FILE, FEWEST_FILES = 4096, 1024  # a file or folder for each 4 KiB of the quota, as a disk of that size has
 
 
 class Writer(Protocol):
@@ -31,11 +32,15 @@ class Writer(Protocol):
 class Quota:
     def __init__(self, loop: Loop, workspace: Workspace) -> None:
         self._loop, self._workspace = loop, workspace
-        self.limit_bytes = UNLIMITED
+        self.limit_bytes = self.limit_files = UNLIMITED
         self.snapshot = workspace_scan.Snapshot()
         self.stale = True  # something may have changed that no scan has seen
-        self._writers: dict[Writer, int] = {}
+        self._writers: dict[Writer, workspace_scan.Snapshot] = {}
         self._looking, self._interval = False, FIRST_LOOK_S
+
+    def limit(self, limit_bytes: int) -> None:
+        """From now on the workspace may hold so many bytes, and files and folders in proportion."""
+        self.limit_bytes, self.limit_files = limit_bytes, max(FEWEST_FILES, limit_bytes // BYTES_A_FILE)
 
     def refresh(self) -> Generator[None, None, None]:
         """Scan in slices; then `snapshot` is new."""
@@ -44,14 +49,22 @@ class Quota:
         self.snapshot = yield from workspace_scan.scan(self._workspace)
         self._interval = max(FIRST_LOOK_S, SHARE_OF_TIME * (time.monotonic() - started))
 
-    def exceeded(self, bytes_before: int) -> bool:
+    def exceeded(self, before: workspace_scan.Snapshot) -> bool:
         """Whether the workspace is too large and has grown: what was too large before may shrink in peace."""
-        return self.snapshot.bytes > max(self.limit_bytes, bytes_before)
+        now = self.snapshot
+        return now.bytes > max(self.limit_bytes, before.bytes) or _entries(now) > max(
+            self.limit_files, _entries(before)
+        )
 
     def left(self) -> int:
         return max(0, self.limit_bytes - self.snapshot.bytes)
 
     def message(self) -> str:
+        if _entries(self.snapshot) > self.limit_files:
+            return (
+                f"The workspace holds {_entries(self.snapshot)} files and folders, its disk quota allows {self.limit_files}. "
+                "Delete some, then try again."
+            )
         used, limit = self.snapshot.bytes / (1 << 20), self.limit_bytes / (1 << 20)
         return f"The workspace holds {used:.1f} MiB, its disk quota is {limit:.0f} MiB. Delete files, then try again."
 
@@ -84,7 +97,7 @@ class Quota:
 
     def watch(self, writer: Writer) -> None:
         """Look at the workspace now and then until `unwatch`, and tell `writer` when it has grown too large."""
-        self._writers[writer] = self.snapshot.bytes
+        self._writers[writer] = self.snapshot
         if not self._looking:
             self._looking = True
             self._loop.call_later(self._interval, self._look)
@@ -105,3 +118,7 @@ class Quota:
             if self.exceeded(before):
                 writer.over_quota()
         self._loop.call_later(self._interval, self._look)
+
+
+def _entries(snapshot: workspace_scan.Snapshot) -> int:
+    return snapshot.files + snapshot.folders

@@ -193,7 +193,7 @@ class Worker:
         self._bound = True
         disk, memory, cpus = (_limit(limits, name) for name in ("disk_mb", "memory_mb", "cpus"))
         if disk is not None:
-            self.quota.limit_bytes = int(disk * (1 << 20))
+            self.quota.limit(int(disk * (1 << 20)))
         whole = environment.with_session(environment.with_processors(self.interpreter.environment, cpus), env)
         self.shell.environment = whole
         self.interpreter.bind(whole, None if memory is None else int(memory))

@@ -19,10 +19,10 @@ BLOCK = 512
 class Snapshot:
     """The state at one moment. Never changed once made, so calls can share it."""
 
-    __slots__ = ("bytes", "complete", "files", "states")
+    __slots__ = ("bytes", "complete", "files", "folders", "states")
 
     def __init__(self) -> None:
-        self.bytes, self.files, self.complete = 0, 0, True
+        self.bytes, self.files, self.folders, self.complete = 0, 0, 0, True
         self.states: dict[str, int] = {}
 
 
@@ -52,6 +52,8 @@ def scan(workspace: Workspace) -> Generator[None, None, Snapshot]:
                     path = f"{folder}/{entry.name}" if folder else entry.name
                     if stat.S_ISDIR(info.st_mode):
                         folders.append(path)
+                        found.folders += 1
+                        found.bytes += info.st_blocks * BLOCK
                         if not own and path != OWN_FOLDER:
                             _remember(found, path, hash((info.st_ino, info.st_mode)))
                         continue

@@ -116,11 +116,11 @@ class SandboxRuntime(ABC):
 
     @abstractmethod
     async def open(self) -> None:
-        """Make ready. Does not raise when an engine is away: `check` tells."""
+        """Make ready. Does not raise when an engine is away: `check` tells. Raises RequirementMissing."""
 
     @abstractmethod
     async def check(self) -> None:
-        """Raises RuntimeUnavailable when sandboxes can't be started now."""
+        """Raises RuntimeUnavailable when sandboxes can't be started now, RequirementMissing when not as the settings want."""
 
     @abstractmethod
     async def start(self, spec: SandboxSpec) -> Sandbox:
@@ -143,7 +143,7 @@ class SandboxRuntime(ABC):
 
     @abstractmethod
     async def create_workspace(self, workspace_id: str, disk_mb: int) -> None:
-        """Make a workspace of at most `disk_mb` MiB, which outlives its sandboxes, owned by the sandbox user."""
+        """Make a workspace of at most `disk_mb` MiB, for good, which outlives its sandboxes, owned by the sandbox user."""
 
     @abstractmethod
     async def delete_workspace(self, workspace_id: str) -> None:
@@ -180,7 +180,8 @@ class SandboxRuntime(ABC):
     @abstractmethod
     def isolation(self) -> dict[str, Any]:
         """What this host enforces, for the session's answer: {"runtime", "kernel": "shared"/"gvisor", "memory": "enforced"/
-        "not enforced: why", "cpus": ..., "pids": ..., "disk": ..., "seccomp": ..., "network": ...}.
+        "not enforced: why", "cpus": ..., "pids": ..., "disk": "enforced"/"accounted by the worker", "seccomp": ...,
+        "network": ...}.
         """
 
     @abstractmethod

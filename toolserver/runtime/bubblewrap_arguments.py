@@ -32,7 +32,7 @@ _ENV = {
 class Place:
     """What the host gives to a sandbox. `uid`: the host's user that it runs as when the server is root, else None.
 
-    `etc` becomes /etc, `users` holds its passwd and group; `workspace` None when the spec wants none.
+    `open_files`: no more than the server itself may have open, which it can't raise. `etc` becomes /etc, `users` holds its passwd and group; `workspace` None when the spec wants none.
     """
 
     bwrap: str
@@ -43,10 +43,17 @@ class Place:
     users: Path
     workspace: Path | None
     uid: int | None
+    open_files: int = OPEN_FILES
+    memory_group: tuple[Path, str] | None = None  # folder of its cgroup's counters, and where it sees them
 
 
-def command_line(spec: SandboxSpec, place: Place, *, seccomp_fd: int | None, info_fd: int | None) -> list[str]:
-    """The whole command. Descriptors must be inherited; bwrap writes the first process's id to `info_fd`."""
+def command_line(
+    spec: SandboxSpec, place: Place, *, seccomp_fd: int | None, info_fd: int | None, block_fd: int | None = None
+) -> list[str]:
+    """The whole command. Descriptors must be inherited; bwrap writes the first process's id to `info_fd`.
+
+    The command in the sandbox begins once there is something to read from `block_fd`.
+    """
     own_user = [] if place.uid is not None else _own_user_namespace(place)
     namespaces = ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox"]
     network = [] if spec.network == "open" else ["--unshare-net"]
@@ -60,11 +67,13 @@ def command_line(spec: SandboxSpec, place: Place, *, seccomp_fd: int | None, inf
         descriptors += ["--seccomp", str(seccomp_fd)]
     if info_fd is not None:
         descriptors += ["--info-fd", str(info_fd)]
+    if block_fd is not None:
+        descriptors += ["--block-fd", str(block_fd)]
     home = WORKSPACE if place.workspace is not None else "/tmp"  # noqa: S108
     inside = [*_environment(spec, place), "--chdir", home, "--"]
     return [
         *(place.bwrap, *own_user, *namespaces, *network, *process, *files, *descriptors, *inside),
-        *(*_drop_user(place), *_limits(spec.limits), *spec.command),
+        *(*_drop_user(place), *_limits(spec.limits, place.open_files), *spec.command),
     ]
 
 
@@ -106,6 +115,9 @@ def _own(spec: SandboxSpec, place: Place) -> list[str]:
     arguments += _bound(((str(place.images), IMAGES_IN_SANDBOX),))
     for size, target in ((tmp_mb(spec.limits), "/tmp"), (shm_mb(spec.limits), "/dev/shm")):  # noqa: S108
         arguments += ["--perms", "1777", "--size", str(size * MIB), "--tmpfs", target]
+    if place.memory_group is not None:
+        source, target = place.memory_group
+        arguments += _bound(((str(source), target),))
     if place.workspace is not None:
         arguments += ["--ro-bind" if spec.workspace == "ro" else "--bind", str(place.workspace), WORKSPACE]
     return arguments
@@ -134,9 +146,9 @@ def _drop_user(place: Place) -> list[str]:
     return ["setpriv", *user, "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", "--pdeathsig", "KILL"]
 
 
-def _limits(limits: Limits) -> list[str]:
+def _limits(limits: Limits, open_files: int) -> list[str]:
     """Of each process, but `nproc`, which counts the user's. `data` is private memory, so MemoryError comes at the limit."""
     memory, disk = limits.memory_mb * MIB, limits.disk_mb * MIB
-    bounds = {"core": 0, "nofile": OPEN_FILES, "nproc": limits.pids, "fsize": disk}
+    bounds = {"core": 0, "nofile": open_files, "nproc": limits.pids, "fsize": disk}
     bounds |= {"data": memory, "as": memory + MAPPED_MB * MIB}
     return ["prlimit", *(f"--{name}={math.ceil(value)}" for name, value in bounds.items()), "--"]

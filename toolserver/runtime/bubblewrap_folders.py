@@ -17,6 +17,7 @@ from pathlib import Path
 
 from toolserver.errors import RuntimeUnavailable
 from toolserver.runtime.host_process import HostProcess
+from toolserver.runtime.loop_disk import LoopDisks, unmount
 from toolserver.runtime.sandbox_etc import make_etc, make_users
 
 # ids that no distribution and no container tool gives out; a user namespace that maps fewer gets ids of its own range
@@ -29,7 +30,9 @@ class BubblewrapFolders:
     """`root`: the server runs as root, so each workspace gets a user of its own, on whom its process limit is counted."""
 
     def __init__(self, state_dir: Path, *, root: bool, sandbox_uid: int) -> None:
+        self.fixed_size = False  # true: new workspaces are file systems of their own
         self._home = state_dir / "bubblewrap"
+        self.disks = LoopDisks(self._home / "disks", 0)
         self._workspaces, self._processes = self._home / "workspaces", self._home / "processes"
         self._root, self._sandbox_uid = root, sandbox_uid
 
@@ -49,12 +52,15 @@ class BubblewrapFolders:
     def workspace(self, workspace_id: str) -> Path:
         return self._workspaces / workspace_id
 
-    def create(self, workspace_id: str) -> None:
-        """The folder, user and workspace; nothing changes when they are there. Raises OSError."""
+    def create(self, workspace_id: str, disk_mb: int) -> None:
+        """The folder, user and workspace; nothing changes when they are there. Raises OSError, SubprocessError."""
         folder = self.workspace(workspace_id)
         workspace, users = folder / "workspace", folder / "users"
         if workspace.is_dir():
+            self.mount(workspace_id)
             return
+        if self.fixed_size:
+            self.disks.create(workspace_id, disk_mb)
         uid = self._free_uid() if self._root else None
         users.mkdir(parents=True, exist_ok=True)
         make_users(users, self._sandbox_uid if uid is None else uid)
@@ -64,6 +70,16 @@ class BubblewrapFolders:
         if uid is not None:
             os.chown(half, uid, uid)
         half.replace(workspace)
+        self.mount(workspace_id)
+
+    def mount(self, workspace_id: str) -> None:
+        """Where the workspace is a file system of its own and not in its place, as after a reboot, put it there. Raises OSError."""
+        workspace = self.workspace(workspace_id) / "workspace"
+        if not self.disks.image(workspace_id).exists() or workspace.is_mount():
+            return
+        owner = workspace.stat().st_uid
+        self.disks.mount(workspace_id, workspace)
+        os.chown(workspace, owner, owner)
 
     def uid(self, workspace_id: str) -> int | None:
         """The host's user of the workspace; None when the server is not root. Raises FileNotFoundError."""
@@ -84,6 +100,9 @@ class BubblewrapFolders:
     def delete(self, workspace_id: str) -> None:
         """Raises RuntimeUnavailable when something stays."""
         folder = self.workspace(workspace_id)
+        if self.disks.image(workspace_id).exists():
+            unmount(folder / "workspace")
+            self.disks.delete(workspace_id)
         for prepare in ([], ["chmod", "-R", "u+rwX", "--"]):
             if not folder.exists():
                 return
@@ -94,7 +113,8 @@ class BubblewrapFolders:
             raise RuntimeUnavailable("A workspace could not be deleted whole.")
 
     def workspace_ids(self) -> list[str]:
-        return [folder.name for folder in self._workspaces.iterdir()] if self._workspaces.is_dir() else []
+        found = {folder.name for folder in self._workspaces.iterdir()} if self._workspaces.is_dir() else set()
+        return sorted(found.union(self.disks.workspace_ids()))
 
     # -- processes that a killed server leaves
 

@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import os
 import platform
 import re
+import resource
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from toolserver.errors import RuntimeUnavailable
+from toolserver.errors import RequirementMissing, RuntimeUnavailable
 from toolserver.runtime.base import Inventory, Limits, Sandbox, SandboxEnd, SandboxEnded, SandboxRuntime, SandboxSpec
 from toolserver.runtime.bubblewrap_arguments import Place, command_line, loader_cache_command
 from toolserver.runtime.bubblewrap_folders import BubblewrapFolders
 from toolserver.runtime.bubblewrap_sandbox import BubblewrapSandbox, first_process
-from toolserver.runtime.hardening import SANDBOX_UID
+from toolserver.runtime.cgroups import Cgroups
+from toolserver.runtime.hardening import OPEN_FILES, SANDBOX_UID
 from toolserver.runtime.interpreter import Interpreter, find_interpreter
+from toolserver.runtime.loop_disk import Unusable
 from toolserver.runtime.seccomp_filter import build_filter, supported
 from toolserver.runtime.uninterrupted import uninterrupted
 from toolserver.settings import RuntimeSettings
@@ -52,6 +56,7 @@ class BubblewrapRuntime(SandboxRuntime):
     def __init__(self, server_id: str, state_dir: Path, settings: RuntimeSettings) -> None:
         del server_id  # the state folder is the server's own
         self._settings = settings
+        self._cgroups = Cgroups(hashlib.sha256(os.fsencode(state_dir.resolve())).hexdigest()[:12])
         self._root = os.geteuid() == 0
         self._folders = BubblewrapFolders(state_dir, root=self._root, sandbox_uid=SANDBOX_UID)
         self._program: _Program | None = None
@@ -60,8 +65,12 @@ class BubblewrapRuntime(SandboxRuntime):
         self._sandboxes: dict[str, BubblewrapSandbox] = {}
 
     async def open(self) -> None:
-        with contextlib.suppress(RuntimeUnavailable):
+        try:
             await self.check()
+        except RequirementMissing:
+            raise
+        except RuntimeUnavailable:
+            pass
 
     async def check(self) -> None:
         async with self._preparing:
@@ -85,6 +94,7 @@ class BubblewrapRuntime(SandboxRuntime):
         try:
             said = subprocess.run([bwrap, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
             self._folders.prepare()
+            self._folders.fixed_size = self._disk_is_fixed()
         except (OSError, subprocess.SubprocessError) as problem:
             raise RuntimeUnavailable(f"bubblewrap can't be prepared here: {type(problem).__name__}.") from problem
         for network in (False, True):
@@ -92,6 +102,22 @@ class BubblewrapRuntime(SandboxRuntime):
             if command is not None:
                 _run_quietly(command)
         return _Program(bwrap, tuple(int(part) for part in re.findall(r"\d+", said)), interpreter)
+
+    def _disk_is_fixed(self) -> bool:
+        wanted = self._settings.disk
+        if wanted == "quota":
+            raise RequirementMissing(
+                "The bubblewrap runtime has no disk quotas: set TOOLSERVER_RUNTIME__DISK to loop or auto."
+            )
+        if wanted == "accounted":
+            return False
+        try:
+            self._folders.disks.check()
+        except Unusable as why:
+            if wanted == "loop":
+                raise RequirementMissing(f"TOOLSERVER_RUNTIME__DISK is loop, but {why}.") from why
+            return False
+        return True
 
     async def _probe(self, program: _Program) -> None:
         """Start one for real: kernels and distributions forbid namespaces in ways that only trying tells."""
@@ -131,11 +157,12 @@ class BubblewrapRuntime(SandboxRuntime):
         place = await asyncio.to_thread(self._place, spec, program)
         seccomp = _in_memory(build_filter(platform.machine())) if supported(platform.machine()) else None
         told, info = os.pipe()
-        inherited = [info] if seccomp is None else [info, seccomp]
+        held, go = os.pipe()
+        inherited = [info, held] if seccomp is None else [info, held, seccomp]
         try:
             monitor = await asyncio.create_subprocess_exec(
                 f"{spec.sandbox_id}/bwrap",  # so that it is found again when the server dies before it noted the process
-                *command_line(spec, place, seccomp_fd=seccomp, info_fd=info)[1:],
+                *command_line(spec, place, seccomp_fd=seccomp, info_fd=info, block_fd=held)[1:],
                 executable=place.bwrap,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
@@ -147,11 +174,16 @@ class BubblewrapRuntime(SandboxRuntime):
             )
         except OSError as problem:
             os.close(told)
+            os.close(go)
+            await asyncio.to_thread(self._forget, spec.sandbox_id)
             raise RuntimeUnavailable("bubblewrap could not be run.") from problem
         finally:
             for descriptor in inherited:
                 os.close(descriptor)
-        return await self._take(spec, monitor, told)
+        try:
+            return await self._take(spec, monitor, told)
+        finally:
+            os.close(go)  # the command begins
 
     async def _take(self, spec: SandboxSpec, monitor: asyncio.subprocess.Process, told: int) -> BubblewrapSandbox:
         try:
@@ -159,23 +191,32 @@ class BubblewrapRuntime(SandboxRuntime):
             # noted before anything else: when the server is killed and is root, the kernel does not let bwrap, which has
             # no capability left, end the first process of another user; it ends itself when its stdin does, else in `sweep`
             self._folders.remember(spec.sandbox_id, pid)
-        except RuntimeUnavailable as problem:
+            if self._cgroups.problem is None:
+                self._cgroups.join(spec.sandbox_id, pid)
+        except (RuntimeUnavailable, OSError) as problem:
             with contextlib.suppress(ProcessLookupError):
                 monitor.kill()
             _, said = await monitor.communicate()
-            self._folders.forget(spec.sandbox_id)
+            await asyncio.to_thread(self._forget, spec.sandbox_id)
             raise RuntimeUnavailable(_why_not(said.decode("utf-8", "replace"), root=self._root)) from problem
         try:
             first = os.pidfd_open(pid)
         except ProcessLookupError:
             first = None  # it has run and ended already; what it said is still in the pipes
-        sandbox = BubblewrapSandbox(spec, monitor, first, lambda: self._forget(spec.sandbox_id))
+        sandbox = BubblewrapSandbox(
+            spec,
+            monitor,
+            first,
+            forget=lambda: self._forget(spec.sandbox_id),
+            oom_kills=lambda: self._cgroups.oom_kills(spec.sandbox_id),
+        )
         self._sandboxes[spec.sandbox_id] = sandbox
         return sandbox
 
     def _forget(self, sandbox_id: str) -> None:
         self._sandboxes.pop(sandbox_id, None)
         self._folders.forget(sandbox_id)
+        self._cgroups.remove(sandbox_id)
 
     def _place(self, spec: SandboxSpec, program: _Program) -> Place:
         """Blocking. Raises RuntimeUnavailable for what can't be run here."""
@@ -186,8 +227,12 @@ class BubblewrapRuntime(SandboxRuntime):
         folder = self._folders.workspace(_checked(spec.workspace_id))
         try:
             uid = self._folders.uid(spec.workspace_id)
+            self._folders.mount(spec.workspace_id)
         except FileNotFoundError as missing:
             raise RuntimeUnavailable("The sandbox has no workspace.") from missing
+        except OSError as problem:
+            raise RuntimeUnavailable("The workspace can't be mounted.") from problem
+        _checked(spec.sandbox_id)
         place = Place(
             bwrap=program.path,
             version=program.version,
@@ -197,18 +242,24 @@ class BubblewrapRuntime(SandboxRuntime):
             users=folder / "users",
             workspace=None if spec.workspace == "none" else folder / "workspace",
             uid=uid,
+            open_files=open_files(),
         )
-        _checked(spec.sandbox_id)
         _check_command(spec, place)
-        return place
+        return place if self._cgroups.problem is not None else self._with_cgroup(spec, place)
+
+    def _with_cgroup(self, spec: SandboxSpec, place: Place) -> Place:
+        try:
+            self._cgroups.create(spec.sandbox_id, spec.limits)
+        except OSError as problem:
+            raise RuntimeUnavailable("The sandbox's control group could not be made.") from problem
+        return replace(place, memory_group=self._cgroups.memory_group(spec.sandbox_id))
 
     # -- workspaces
 
     async def create_workspace(self, workspace_id: str, disk_mb: int) -> None:
-        del disk_mb  # accounted by the worker
         try:
-            await asyncio.to_thread(self._folders.create, _checked(workspace_id))
-        except OSError as problem:
+            await asyncio.to_thread(self._folders.create, _checked(workspace_id), disk_mb)
+        except (OSError, subprocess.SubprocessError) as problem:
             raise RuntimeUnavailable(
                 "A workspace could not be made. Look at the space and rights of the state folder."
             ) from problem
@@ -222,13 +273,15 @@ class BubblewrapRuntime(SandboxRuntime):
     async def inventory(self) -> Inventory:
         found, running = await asyncio.to_thread(self._folders.sandbox_ids)
         workspaces = await asyncio.to_thread(self._folders.workspace_ids)
-        return Inventory(frozenset(found), frozenset(running), frozenset(workspaces))
+        groups = await asyncio.to_thread(self._cgroups.sandbox_ids)
+        return Inventory(frozenset(found.union(groups)), frozenset(running), frozenset(workspaces))
 
     async def discard(self, sandbox_ids: frozenset[str], workspace_ids: frozenset[str]) -> None:
         for sandbox_id in sandbox_ids:
             if (sandbox := self._sandboxes.get(sandbox_id)) is not None:
                 await sandbox.remove()
             await asyncio.to_thread(self._folders.end, sandbox_id)
+            await asyncio.to_thread(self._cgroups.remove, sandbox_id)
         for workspace_id in workspace_ids:
             await self.delete_workspace(workspace_id)
 
@@ -240,22 +293,26 @@ class BubblewrapRuntime(SandboxRuntime):
         return Limits(min(asked.memory_mb, memory), min(asked.cpus, cores), asked.pids, asked.disk_mb)
 
     def isolation(self) -> dict[str, Any]:
+        why = self._cgroups.problem
+        counted = why is None or self._counts_processes()
         return {
             "runtime": "bubblewrap",
-            "kernel": "shared",
-            "memory": "not enforced: of each process alone, not of all together",
-            "cpus": "not enforced: bubblewrap can't share out processor time",
-            "pids": "enforced"
-            if self._counts_processes()
-            else "not enforced: this kernel counts a user's processes together",
-            "disk": "accounted by the worker",
+            "kernel": "shared"
+            if self._settings.isolation == "runc"
+            else "shared, though gVisor is preferred: only the docker runtime has it",
+            "memory": "enforced"
+            if why is None
+            else f"not enforced: of each process alone, not of all together, as {why}",
+            "cpus": "enforced" if why is None else f"not enforced: {why}",
+            "pids": "enforced" if counted else "not enforced: this kernel counts a user's processes together",
+            "disk": "enforced" if self._folders.fixed_size else "accounted by the worker",
             "seccomp": "enforced" if supported(platform.machine()) else "not enforced: no filter for this processor",
             "network": "none",
         }
 
     def weaker(self) -> str:
         """One sentence for people: what this runtime does less well than docker."""
-        return "Memory is bounded for each process, not in total; processor time is not shared out; network access is all or nothing."
+        return "Network access is all or nothing."
 
     def _counts_processes(self) -> bool:
         release = tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2])
@@ -264,6 +321,13 @@ class BubblewrapRuntime(SandboxRuntime):
     async def close(self) -> None:
         for sandbox in list(self._sandboxes.values()):
             await sandbox.remove()
+        await asyncio.to_thread(self._cgroups.close)
+
+
+def open_files() -> int:
+    """How many files a process of a sandbox may have open here: no hard limit can be raised."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
 
 
 def find_bwrap() -> str:

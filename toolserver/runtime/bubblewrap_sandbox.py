@@ -23,9 +23,16 @@ class BubblewrapSandbox(Sandbox):
     """`monitor` is bwrap itself; the sandbox's first process, whose end is the end of all in it, is held by a pidfd (None: it ended already)."""
 
     def __init__(
-        self, spec: SandboxSpec, monitor: asyncio.subprocess.Process, first: int | None, forget: Callable[[], None]
+        self,
+        spec: SandboxSpec,
+        monitor: asyncio.subprocess.Process,
+        first: int | None,
+        forget: Callable[[], None],
+        oom_kills: Callable[[], int],
     ) -> None:
+        """`forget` is told when nothing of it runs any more, `oom_kills` how many of its processes memory has cost."""
         self.spec, self.handle = spec, spec.sandbox_id
+        self._oom_kills = oom_kills
         self._monitor, self._first = monitor, first
         self._forget = forget
         self._killed = False
@@ -127,19 +134,22 @@ class BubblewrapSandbox(Sandbox):
         self._unwatch()
         if self._first is not None:
             os.close(self._first)
+        end = self._how(self._monitor.returncode)
         if self._monitor.returncode is not None:
-            self._forget()
-        return self._how(self._monitor.returncode)
+            await asyncio.to_thread(self._forget)
+        return end
 
     def _stdout_ended(self) -> bool:
         return self._monitor.stdout is not None and self._monitor.stdout.at_eof()
 
     def _how(self, code: int | None) -> SandboxEnd:
-        cause: Literal["killed", "unknown", "exited"] = "exited"
+        cause: Literal["killed", "unknown", "exited", "oom"] = "exited"
         if self._killed:
             cause = "killed"
         elif code is None or code < 0 or code == 128 + signal.SIGKILL:
-            cause = "unknown"  # bwrap was ended itself, or it tells of a SIGKILL, or the program exits like one
+            cause = (
+                "oom" if self._oom_kills() else "unknown"
+            )  # bwrap was ended itself, or it tells of a SIGKILL, or the program exits like one
         return SandboxEnd(cause, code, self._log.text())
 
 

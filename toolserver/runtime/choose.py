@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from toolserver.errors import RuntimeUnavailable
+from toolserver.errors import RequirementMissing, RuntimeUnavailable
 from toolserver.runtime.base import SandboxRuntime
 from toolserver.runtime.bubblewrap_runtime import BubblewrapRuntime
 from toolserver.runtime.docker_runtime import DockerRuntime, engine_answers
@@ -17,11 +18,17 @@ PROBE_TIMEOUT_S = 2.0
 async def choose_runtime(
     settings: RuntimeSettings, server_id: str, state_dir: Path
 ) -> tuple[SandboxRuntime, str | None]:
-    """The driver that the settings name, not yet opened, and what is weaker about it (None: nothing).
+    """The driver that the settings name, not yet opened, and what is weaker about it (None: nothing). Raises RequirementMissing.
 
     `auto` takes docker when an engine answers within 2 s, else bubblewrap when that works here, else docker, whose
-    engine may come up later.
+    engine may come up later. With gVisor required it is docker or nothing.
     """
+    if settings.isolation == "require-gvisor":
+        if settings.name in ("bubblewrap", "fake"):
+            raise RequirementMissing(
+                f"TOOLSERVER_RUNTIME__ISOLATION is require-gvisor, which the runtime {settings.name} does not have: use docker."
+            )
+        return DockerRuntime(server_id, state_dir, settings), None
     match settings.name:
         case "docker":
             return DockerRuntime(server_id, state_dir, settings), None
@@ -37,3 +44,9 @@ async def choose_runtime(
     except RuntimeUnavailable as why:
         return DockerRuntime(server_id, state_dir, settings), f"No Docker engine answers, and: {why}"
     return bubblewrap, f"No Docker engine answers, so sandboxes are made by bubblewrap. {bubblewrap.weaker()}"
+
+
+def weaknesses(isolation: dict[str, Any]) -> list[str]:
+    """What of a runtime's `isolation` does not fully hold on this host, one line each."""
+    full = {"enforced", "gvisor", "shared", "none"}
+    return [f"{what}: {how}" for what, how in isolation.items() if what != "runtime" and how not in full]

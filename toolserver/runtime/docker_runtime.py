@@ -9,27 +9,40 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import docker
 
-from toolserver.errors import RuntimeUnavailable
+from toolserver.errors import RequirementMissing, RuntimeUnavailable
 from toolserver.runtime.base import Inventory, Limits, Sandbox, SandboxEnd, SandboxEnded, SandboxRuntime, SandboxSpec
+from toolserver.runtime.docker_disk import WorkspaceVolumes
 from toolserver.runtime.docker_engine import NOT_ANSWERING, DockerEngine, NotInEngine, Refused
 from toolserver.runtime.docker_stream import AttachedStream
-from toolserver.runtime.hardening import create_request
+from toolserver.runtime.hardening import SANDBOX_UID, create_request, pids_limit
 from toolserver.runtime.uninterrupted import uninterrupted
 from toolserver.settings import RuntimeSettings
 
 Result = TypeVar("Result")
 SERVER, SANDBOX, WORKSPACE, IMAGE = "toolcrib.server", "toolcrib.sandbox", "toolcrib.workspace", "toolcrib.image"
+NO_GVISOR = (
+    "the Docker engine has no gVisor runtime. Install runsc, add it to the engine's runtimes (docs/how-to/gvisor.md), or set "
+    "TOOLSERVER_RUNTIME__ISOLATION=runc."
+)
 EXIT_S = 2  # for a container that closed its streams to exit by itself
 FIRST_CGROUPNS_VERSION = (1, 41)
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+
+def gvisor_of(info: Mapping[str, Any]) -> str | None:
+    """The name under which an engine has gVisor, from its `info`."""
+    runtimes: dict[str, Any] = info.get("Runtimes") or {}
+    called = [name for name, how in runtimes.items() if Path(str((how or {}).get("path", ""))).name == "runsc"]
+    return "runsc" if "runsc" in runtimes else min(called, default=None)
 
 
 async def engine_answers(settings: RuntimeSettings, timeout_s: float) -> bool:
@@ -137,23 +150,40 @@ class DockerRuntime(SandboxRuntime):
     name = "docker"
 
     def __init__(self, server_id: str, state_dir: Path, settings: RuntimeSettings) -> None:
-        del state_dir  # everything is in the engine
         self._server_id, self._settings = server_id, settings
         self.engine = DockerEngine(settings.docker_host, settings.api_timeout_s)
+        self._volumes = WorkspaceVolumes(self.engine, state_dir / "docker" / "disks", SANDBOX_UID)
         self._left_over: set[str] = set()  # containers that could not be removed when the engine was away
         self._sandboxes: dict[str, DockerSandbox] = {}
         self._info: dict[str, Any] = {}
         self._prefix = f"toolcrib-{_checked(server_id)}"
 
     async def open(self) -> None:
-        with contextlib.suppress(RuntimeUnavailable):
+        try:
             await self.check()
+        except RequirementMissing:
+            raise
+        except RuntimeUnavailable:
+            pass
 
     async def check(self) -> None:
         info = await self._ask(lambda client: {**client.info(), "ApiVersion": client.api_version})
         if info.get("OSType", "linux") != "linux":
             raise RuntimeUnavailable("The Docker engine does not run Linux containers. Switch it to Linux containers.")
+        if self._settings.isolation == "require-gvisor" and gvisor_of(info) is None:
+            raise RequirementMissing(f"TOOLSERVER_RUNTIME__ISOLATION is require-gvisor, but {NO_GVISOR}")
+        if self._volumes.mode is None:
+            probe = f"probe-{secrets.token_hex(6)}"
+            await self._volumes.choose(self._settings.disk, self._volume(probe), self._labels_of(probe))
         self._info = info
+
+    @property
+    def _gvisor(self) -> str | None:
+        """The engine's name for gVisor, where sandboxes are to have it; None: the engine's default runtime."""
+        return None if self._settings.isolation == "runc" else gvisor_of(self._info)
+
+    def _labels_of(self, workspace_id: str) -> dict[str, str]:
+        return {SERVER: self._server_id, WORKSPACE: workspace_id}
 
     async def _ask(self, work: Callable[[docker.APIClient], Result]) -> Result:
         try:
@@ -179,7 +209,10 @@ class DockerRuntime(SandboxRuntime):
             labels={SERVER: self._server_id, **labels},
             volume=None if spec.workspace == "none" else self._volume(spec.workspace_id),
             private_cgroup=self._has_cgroup_namespaces(),
+            gvisor=self._gvisor,
         )
+        if spec.workspace != "none":
+            await self._volumes.ready(self._volume(spec.workspace_id))
         stream: AttachedStream | None = None
         try:
             await self.engine.create(request, name)
@@ -230,7 +263,7 @@ class DockerRuntime(SandboxRuntime):
             "Memory": memory,
             "MemorySwap": memory,
             "NanoCpus": int(limits.cpus * 1_000_000_000),
-            "PidsLimit": limits.pids,
+            "PidsLimit": pids_limit(limits, gvisor=self._gvisor is not None),
         }
         try:
             await self.engine.update(name, wanted)
@@ -239,7 +272,7 @@ class DockerRuntime(SandboxRuntime):
             raise RuntimeUnavailable("The Docker engine would not change the limits of a sandbox.") from no
         if any(held.get(field) != value for field, value in wanted.items()):
             raise RuntimeUnavailable("The Docker engine did not take over the limits of a sandbox.")
-        effective = Limits(held["Memory"] >> 20, held["NanoCpus"] / 1_000_000_000, held["PidsLimit"], limits.disk_mb)
+        effective = Limits(held["Memory"] >> 20, held["NanoCpus"] / 1_000_000_000, limits.pids, limits.disk_mb)
         sandbox.spec = replace(sandbox.spec, limits=effective)
         return effective
 
@@ -271,13 +304,13 @@ class DockerRuntime(SandboxRuntime):
         return f"{self._prefix}-{_checked(workspace_id)}"
 
     async def create_workspace(self, workspace_id: str, disk_mb: int) -> None:
-        del disk_mb  # accounted by the worker
-        name, labels = self._volume(workspace_id), {SERVER: self._server_id, WORKSPACE: workspace_id}
-        await self._ask(lambda client: client.create_volume(name, labels=labels))
+        if self._volumes.mode is None:
+            await self.check()
+        await self._volumes.create(self._volume(workspace_id), disk_mb, self._labels_of(workspace_id))
 
     async def delete_workspace(self, workspace_id: str) -> None:
         await self._remove_left_over()
-        await self._delete_volume(self._volume(workspace_id))
+        await self._volumes.delete(self._volume(workspace_id))
 
     async def has_workspace(self, workspace_id: str) -> bool:
         name = self._volume(workspace_id)
@@ -289,14 +322,6 @@ class DockerRuntime(SandboxRuntime):
             raise RuntimeUnavailable(NOT_ANSWERING) from no
         return True
 
-    async def _delete_volume(self, name: str) -> None:
-        try:
-            await self.engine.call(lambda client: client.remove_volume(name))
-        except NotInEngine:
-            pass
-        except Refused as no:
-            raise RuntimeUnavailable("The Docker engine would not delete a workspace: it is still in use.") from no
-
     async def _remove_left_over(self) -> None:
         for name in list(self._left_over):
             self._left_over.discard(name)
@@ -307,17 +332,19 @@ class DockerRuntime(SandboxRuntime):
         mine = {"label": f"{SERVER}={self._server_id}"}
         containers = await self._ask(lambda client: client.containers(all=True, filters=mine))
         volumes = (await self._ask(lambda client: client.volumes(filters=mine))).get("Volumes") or []
+        start, names = f"{self._prefix}-", await asyncio.to_thread(self._volumes.disks.workspace_ids)
+        half_made = {name.removeprefix(start) for name in names if name.startswith(start)}  # without their volumes
         return Inventory(
             sandboxes=_labels(containers, SANDBOX),
             running=_labels([one for one in containers if one.get("State") in ("running", "paused")], SANDBOX),
-            workspaces=_labels(volumes, WORKSPACE),
+            workspaces=_labels(volumes, WORKSPACE) | half_made,
         )
 
     async def discard(self, sandbox_ids: frozenset[str], workspace_ids: frozenset[str]) -> None:
         for sandbox_id in sandbox_ids:
             await self._ask_to_remove(f"{self._prefix}-{_checked(sandbox_id)}")
         for workspace_id in workspace_ids:
-            await self._delete_volume(self._volume(workspace_id))
+            await self._volumes.delete(self._volume(workspace_id))
 
     async def _ask_to_remove(self, name: str) -> None:
         try:
@@ -345,13 +372,16 @@ class DockerRuntime(SandboxRuntime):
                 else "not enforced: the engine's host has no cgroup for it"
             )
 
+        kernel = "shared" if self._gvisor is None else "gvisor"
+        if kernel == "shared" and self._settings.isolation == "prefer-gvisor":
+            kernel = f"shared, though gVisor is preferred: {NO_GVISOR}"
         return {
             "runtime": "docker",
-            "kernel": "gvisor" if str(self._info.get("DefaultRuntime", "runc")).startswith("runsc") else "shared",
+            "kernel": kernel,
             "memory": told("MemoryLimit"),
             "cpus": told("CpuCfsQuota"),
             "pids": told("PidsLimit"),
-            "disk": "accounted by the worker",
+            "disk": "enforced" if self._volumes.mode in ("quota", "loop") else "accounted by the worker",
             "seccomp": "enforced",
             "network": "none",
         }

@@ -17,6 +17,7 @@ from toolserver.runtime.base import Limits, SandboxSpec
 SANDBOX_UID = 10001
 WORKSPACE = "/workspace"
 OPEN_FILES = 1024
+GVISOR_THREADS = 128  # of its own, which the host counts with the sandbox's
 MIB = 1 << 20
 
 
@@ -42,13 +43,22 @@ def thread_env(limits: Limits) -> dict[str, str]:
     return dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PYTHON_CPU_COUNT"), threads)
 
 
+def pids_limit(limits: Limits, *, gvisor: bool) -> int:
+    return limits.pids + (GVISOR_THREADS if gvisor else 0)
+
+
 def create_request(
-    spec: SandboxSpec, *, labels: Mapping[str, str], volume: str | None, private_cgroup: bool = True
+    spec: SandboxSpec,
+    *,
+    labels: Mapping[str, str],
+    volume: str | None,
+    private_cgroup: bool = True,
+    gvisor: str | None = None,
 ) -> dict[str, Any]:
     """The body of the engine's `POST /containers/create`.
 
     `volume` is the session's workspace, None when the spec wants none. `private_cgroup`: false for engines without
-    cgroup namespaces.
+    cgroup namespaces. `gvisor`: the engine's runtime of that name, in place of its own.
     """
     body: dict[str, Any] = {
         "Image": spec.reference,
@@ -65,7 +75,7 @@ def create_request(
         "NetworkDisabled": False,  # decided by NetworkMode alone
         "Healthcheck": {"Test": ["NONE"]},
         "StopSignal": "SIGKILL",
-        "HostConfig": _host_config(spec, volume, private_cgroup=private_cgroup),
+        "HostConfig": _host_config(spec, volume, private_cgroup=private_cgroup, gvisor=gvisor),
     }
     if spec.command:
         body["Entrypoint"], body["Cmd"] = list(spec.command), []
@@ -74,7 +84,7 @@ def create_request(
     return body
 
 
-def _host_config(spec: SandboxSpec, volume: str | None, *, private_cgroup: bool) -> dict[str, Any]:
+def _host_config(spec: SandboxSpec, volume: str | None, *, private_cgroup: bool, gvisor: str | None) -> dict[str, Any]:
     limits = spec.limits
     memory = limits.memory_mb * MIB
     mounts = []
@@ -82,6 +92,7 @@ def _host_config(spec: SandboxSpec, volume: str | None, *, private_cgroup: bool)
         read_only = spec.workspace == "ro"
         mounts = [{"Type": "volume", "Source": volume, "Target": WORKSPACE, "ReadOnly": read_only}]
     return {
+        **({} if gvisor is None else {"Runtime": gvisor}),
         "NetworkMode": "bridge" if spec.network == "open" else "none",
         "CapDrop": ["ALL"],
         "CapAdd": [],
@@ -94,7 +105,7 @@ def _host_config(spec: SandboxSpec, volume: str | None, *, private_cgroup: bool)
         "MemorySwap": memory,  # memory and swap together: no swap
         "MemorySwappiness": 0,
         "NanoCpus": int(limits.cpus * 1_000_000_000),
-        "PidsLimit": limits.pids,
+        "PidsLimit": pids_limit(limits, gvisor=gvisor is not None),
         "Ulimits": [
             {"Name": "nofile", "Soft": OPEN_FILES, "Hard": OPEN_FILES},
             {"Name": "core", "Soft": 0, "Hard": 0},

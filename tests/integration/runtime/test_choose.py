@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from toolserver.errors import RuntimeUnavailable
+from toolserver.errors import RequirementMissing, RuntimeUnavailable
 from toolserver.runtime.bubblewrap_runtime import BubblewrapRuntime
-from toolserver.runtime.choose import choose_runtime
+from toolserver.runtime.choose import choose_runtime, weaknesses
 from toolserver.settings import RuntimeSettings
 
 
@@ -23,7 +23,7 @@ async def test_auto_falls_back_to_bubblewrap_and_says_what_is_weaker(tmp_path: P
     runtime, weaker = await choose_runtime(settings, "server", tmp_path)
     assert runtime.name == "bubblewrap"
     assert weaker is not None
-    assert "Memory" in weaker
+    assert "made by bubblewrap" in weaker
     await runtime.close()
 
 
@@ -47,4 +47,23 @@ async def test_a_named_runtime_is_taken_as_it_is(name: str, tmp_path: Path) -> N
     runtime, weaker = await choose_runtime(RuntimeSettings.model_validate({"name": name}), "server", tmp_path)
     assert runtime.name == name
     assert (weaker is None) == (name == "docker")
+    await runtime.close()
+
+
+@pytest.mark.parametrize("name", ["bubblewrap", "fake"])
+async def test_gvisor_that_is_required_is_never_replaced(name: str, tmp_path: Path) -> None:
+    settings = {"isolation": "require-gvisor", "docker_host": f"unix://{tmp_path}/none.sock"}
+    with pytest.raises(RequirementMissing, match="use docker"):
+        await choose_runtime(RuntimeSettings.model_validate({**settings, "name": name}), "server", tmp_path)
+    runtime, _ = await choose_runtime(RuntimeSettings.model_validate(settings), "server", tmp_path)
+    assert runtime.name == "docker"
+    await runtime.close()
+
+
+@pytest.mark.bubblewrap
+async def test_gvisor_that_is_only_preferred_is_missed_in_words(tmp_path: Path) -> None:
+    settings = RuntimeSettings(name="bubblewrap", isolation="prefer-gvisor")
+    runtime, _ = await choose_runtime(settings, "server", tmp_path)
+    await runtime.open()
+    assert any("gVisor is preferred" in line for line in weaknesses(runtime.isolation()))
     await runtime.close()
