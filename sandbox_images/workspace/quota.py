@@ -85,7 +85,8 @@ class Quota:
         for place, name in ((self._workspace.fd, "The workspace's disk"), ("/tmp", "/tmp"), ("/dev/shm", "/dev/shm")):
             with suppress(OSError):
                 state = os.statvfs(place)
-                if state.f_blocks and state.f_bavail * state.f_frsize < FULL_BYTES:
+                no_files = state.f_files and not state.f_favail
+                if no_files or (state.f_blocks and state.f_bavail * state.f_frsize < FULL_BYTES):
                     found.append(name)
         return found
 
