@@ -102,6 +102,8 @@ class ToolServer:
             journal=self.journal,
             places=SessionPlaces(settings, self.quotas, self.catalog.images),
             counted=self._count_start,
+            claimed=self._count_claim,
+            hot=self._runs_hot,
         )
         self.executor = Executor(
             settings.call,
@@ -184,7 +186,9 @@ class ToolServer:
         if self.readiness.phase is Phase.STARTING:
             self.readiness.phase = Phase.SERVING
         self.begun.set()
-        await self.reaper.run()
+        async with asyncio.TaskGroup() as loops:
+            loops.create_task(self.registry.pool.run(), name="pool")
+            loops.create_task(self.reaper.run(), name="reaper")
 
     def _first_key(self) -> None:
         """The admin key of the settings; else, on the very first start, one that is made and put into a file."""
@@ -215,6 +219,7 @@ class ToolServer:
         """Take nothing new, wait for what runs, then cancel it. Safe to call twice."""
         self.readiness.phase = Phase.DRAINING
         self.registry.places.queue.refuse_all(draining())
+        self.registry.pool.closed = True
         grace_s = self.settings.call.kill_grace_s
         await self.executor.drain(
             self.settings.http.drain_s,
@@ -248,6 +253,12 @@ class ToolServer:
 
     def _count_start(self) -> None:
         self.metrics.count("toolserver_sandboxes_started_total")
+
+    def _count_claim(self, start: str) -> None:
+        self.metrics.count("toolserver_pool_claims_total", start=start)
+
+    def _runs_hot(self) -> bool:
+        return len(self.executor.running()) >= len(os.sched_getaffinity(0))
 
     def _count_call(self, tool: str, code: str, seconds: float) -> None:
         self.metrics.count("toolserver_calls_total", tool=tool, code=code)

@@ -54,6 +54,15 @@ class SessionSettings(Section):
     tombstone_days: float = Field(7, gt=0)
 
 
+class PoolSettings(Section):
+    """Sandboxes started ahead. `min` of each image that sessions start with, `max` and `memory_mb` (MiB in use) of all together."""
+
+    enabled: bool = True
+    min: int = Field(1, ge=0)
+    max: int = Field(8, ge=1)
+    memory_mb: int = Field(512, ge=16)
+
+
 class LimitSettings(Section):
     memory_mb: int = Field(1024, ge=64)
     cpus: float = Field(1.0, ge=MIN_CPUS)
@@ -138,6 +147,7 @@ class Settings(BaseSettings):
     http: HttpSettings = HttpSettings()
     runtime: RuntimeSettings = RuntimeSettings()
     session: SessionSettings = SessionSettings()
+    pool: PoolSettings = PoolSettings()
     limits: LimitSettings = LimitSettings()
     call: CallSettings = CallSettings()
     tenant: TenantSettings = TenantSettings()

@@ -68,7 +68,10 @@ class EmbeddedToolServer:
         ready_file.unlink(missing_ok=True)
         api_key = _key_in(self._folder / "key")
         own = {"TOOLSERVER_API_KEY": api_key, "TOOLSERVER_RUNTIME__NAME": self._runtime}
-        environment = {**_without_model_keys(os.environ), **own}
+        one_run = {
+            "TOOLSERVER_POOL__ENABLED": "false"
+        }  # which takes its session at once: a start ahead of it would be wasted
+        environment = {**one_run, **_without_model_keys(os.environ), **own}
         arguments = ("serve", "--host", "127.0.0.1", "--port", "0", "--state-dir", str(self._folder / "state"))
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(

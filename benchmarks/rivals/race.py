@@ -122,7 +122,8 @@ def _run(name: str, *, quick: bool) -> dict[str, Any]:
     except subprocess.TimeoutExpired as late:
         raise Left(f"it did not end within {LIMIT_S} s") from late
     if done.returncode != 0:
-        raise Left(f"it failed: {(done.stderr.strip() or 'no word').splitlines()[-1][:200]}")
+        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        raise Left(f"it failed: {said[-1][:200] if said else 'without a word'}")
     figures: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return figures
 

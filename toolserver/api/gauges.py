@@ -6,6 +6,7 @@ from importlib.metadata import version
 
 from toolserver.api.services import Services
 from toolserver.calls.executor import Executor
+from toolserver.sessions.pool import Pool
 from toolserver.telemetry import process
 from toolserver.telemetry.metrics import Metrics
 
@@ -15,6 +16,7 @@ def describe(metrics: Metrics, services: Services, executor: Executor) -> None:
     metrics.counter("toolserver_calls_total", "Ended tool calls by tool and code (ok: a success).")
     metrics.histogram("toolserver_call_seconds", "Time of ended tool calls, from their admission to their outcome.")
     metrics.counter("toolserver_sandboxes_started_total", "Sandboxes started.")
+    _describe_pool(metrics, registry.pool)
     metrics.counter("toolserver_streamed_bytes_total", "Bytes of event streams.")
     metrics.gauge("toolserver_streams_open", "Event streams that are open now.", lambda: streams.open)
     metrics.gauges("toolserver_sessions", "Sessions by state.", "state", registry.by_state)
@@ -42,3 +44,11 @@ def describe(metrics: Metrics, services: Services, executor: Executor) -> None:
         "process_start_time_seconds", "When the server started, in seconds since 1970.", lambda: process.STARTED_AT
     )
     metrics.counter_of("process_cpu_seconds_total", "CPU time of the server.", process.cpu_seconds)
+
+
+def _describe_pool(metrics: Metrics, pool: Pool) -> None:
+    metrics.counter("toolserver_pool_claims_total", "Sandboxes that sessions began with: warm (of the pool) or cold.")
+    metrics.counter_of("toolserver_pool_failures_total", "Starts for the pool that failed.", lambda: pool.failures)
+    metrics.gauge("toolserver_pool_ready", "Sandboxes that wait for a session.", pool.ready)
+    metrics.gauge("toolserver_pool_wanted", "Sandboxes that ought to wait for one.", pool.wanted)
+    metrics.gauge("toolserver_pool_starting", "Starts for the pool that go on now.", lambda: pool.starting is not None)

@@ -18,7 +18,7 @@ from toolserver.runtime.base import Limits
 from toolserver.sessions.session import Grant, Session
 
 _MAX_ERRORS = 64  # as many as there may be images
-_CLOSE_S = 0.04  # how long a DELETE waits for the end of the clean-up; it goes on all the same
+_CLOSE_S = 0.01  # how long a DELETE waits for the end of the clean-up; it goes on all the same
 
 
 def session_tools(crib: Services, session: Session) -> list[dict[str, Any]]:

@@ -37,6 +37,11 @@ def shm_mb(limits: Limits) -> int:
     return min(64, max(1, limits.memory_mb // 8))
 
 
+def fixed_at_start(limits: Limits) -> tuple[int, int, int]:
+    """What a running sandbox keeps, whatever its other limits become: file size and the sizes of its tmpfs."""
+    return limits.disk_mb, tmp_mb(limits), shm_mb(limits)
+
+
 def thread_env(limits: Limits) -> dict[str, str]:
     """Number libraries start a thread a core of the host, whatever the limit; so they are told."""
     threads = str(max(1, math.ceil(limits.cpus)))

@@ -207,6 +207,24 @@ class ToolSandbox:
             return None
         return _part(told, offset)
 
+    async def answers(self) -> bool:
+        """Whether it gives a sign of life. Never raises."""
+        try:
+            await self.client.request("ping", {}, _SHORT_S)
+        except (SandboxGone, TimeoutError):
+            return False
+        except RpcError:
+            pass  # a no is a sign of life, too
+        return True
+
+    async def memory_bytes(self) -> int | None:
+        """What it uses now, where it can tell. Never raises."""
+        if self.has_worker:
+            with contextlib.suppress(RpcError, SandboxGone, TimeoutError):
+                used = (await self.client.request("toolcrib/usage", {}, _SHORT_S)).get("memory_bytes")
+                return used if type(used) is int else None
+        return None
+
     async def close(self) -> SandboxEnd:
         """Remove it; how it ended. Safe to call again."""
         if self.end is None:

@@ -13,7 +13,9 @@ from toolserver.errors import RuntimeUnavailable
 from toolserver.runtime.base import Limits, Network, SandboxEnd, SandboxRuntime, SandboxSpec
 from toolserver.sandbox.background import Background
 from toolserver.sandbox.tool_sandbox import ToolSandbox
+from toolserver.sessions.claim import Claim
 from toolserver.sessions.holdings import Holdings
+from toolserver.sessions.starting import Starts, start_sandbox
 from toolserver.telemetry.logs import without
 from toolserver.telemetry.trace import Stage
 
@@ -40,7 +42,7 @@ class Box:
         plan: BoxPlan,
         runtime: SandboxRuntime,
         background: Background,
-        starts: asyncio.Semaphore,
+        starts: Starts,
         *,
         holdings: Holdings,
         counted: Callable[[], None],
@@ -57,11 +59,28 @@ class Box:
         self._changing = asyncio.Lock()
         self._lost: SandboxEnd | None = None  # an end that no call was told of yet
         self._closed = False
+        self._warm, self._why_cold = False, "it was started at its first use"
 
     @property
     def live(self) -> ToolSandbox | None:
         """The running sandbox, if there is one."""
         return self._live if self._live is not None and self._live.alive else None
+
+    def begin_with(self, claim: Claim) -> None:
+        """What the pool had for its first sandbox. Before any use of the box."""
+        if claim.spare is not None:
+            self._live, self._warm = claim.spare.sandbox, True
+        elif claim.reason is not None:
+            self._why_cold = claim.reason
+
+    def as_json(self) -> dict[str, str] | None:
+        """The sandbox as clients see it; None when there is none now."""
+        if self._live is None:
+            return None
+        told = {"image": self.plan.image.name, "sandbox_id": self._live.client.sandbox.spec.sandbox_id}
+        if self._warm:
+            return {**told, "start": "warm"}
+        return {**told, "start": "cold", "reason": self._why_cold}
 
     async def sandbox(self) -> ToolSandbox:
         """The running sandbox; started or replaced when there is none. Raises RuntimeUnavailable.
@@ -116,6 +135,7 @@ class Box:
             sandbox.end = end = SandboxEnd("runtime_lost")
         self._holdings.sandboxes.discard(sandbox.client.sandbox.spec.sandbox_id)
         self._live, self._lost = None, end
+        self._warm, self._why_cold = False, "the one before it ended"
         fields = {
             "session_id": self.plan.session_id,
             "image": self.plan.image.name,
@@ -153,21 +173,11 @@ class Box:
 
     async def _started(self, spec: SandboxSpec) -> ToolSandbox:
         plan = self.plan
-        async with self._starts:
-            try:
-                async with asyncio.timeout(plan.start_timeout_s * 2):
-                    started = ToolSandbox(await self._runtime.start(spec))
-            except TimeoutError as problem:
-                raise RuntimeUnavailable(
-                    f"A sandbox of the image {plan.image.name} did not start in time."
-                ) from problem
-            try:
-                await started.open(plan.expected_tools, plan.start_timeout_s)
-                await started.bind(plan.env, plan.limits, plan.start_timeout_s)
-            except BaseException:
-                end = await started.close()
-                tail = {"image": plan.image.name, "cause": end.cause, "log_tail": self._tail(end)}
-                _log.warning("sandbox_start_failed", extra={"fields": tail})
-                raise
+        started = await start_sandbox(self._runtime, self._starts, spec, plan.expected_tools, plan.start_timeout_s)
+        try:
+            await started.bind(plan.env, plan.limits, plan.start_timeout_s)
+        except BaseException:
+            await started.close()
+            raise
         self._counted()
         return started

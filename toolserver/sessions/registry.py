@@ -7,18 +7,23 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from typing import Any
 
 from toolserver.catalog.catalog import Catalog
-from toolserver.catalog.image import ToolImage
+from toolserver.catalog.image import LimitsOverride, ToolImage
 from toolserver.errors import Code, RuntimeUnavailable, StoreUnavailable, ToolServerError
 from toolserver.journal.journal import Journal
-from toolserver.runtime.base import Limits, SandboxRuntime
+from toolserver.runtime.base import Limits, Network, SandboxRuntime
 from toolserver.sandbox.background import Background
 from toolserver.sessions.box import Box, BoxPlan
+from toolserver.sessions.claim import Claim, Wanted, claim
 from toolserver.sessions.holdings import Holdings
 from toolserver.sessions.places import SessionPlaces
+from toolserver.sessions.pool import Pool
 from toolserver.sessions.session import Cause, Ending, Grant, Session
+from toolserver.sessions.spare import SpareMaker
+from toolserver.sessions.starting import Starts
 from toolserver.settings import Settings
 from toolserver.store import sessions as rows
 from toolserver.store.database import Database
@@ -39,19 +44,41 @@ class Registry:
         journal: Journal,
         places: SessionPlaces,
         counted: Callable[[], None] = lambda: None,
+        claimed: Callable[[str], None] = lambda _start: None,
+        hot: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`counted` is told of each sandbox started; `clock` is monotonic."""
+        """`counted` is told of each sandbox started, `claimed` of each that a session begins with (`warm` or `cold`).
+
+        `hot`: so many calls run that a start for the pool would slow them. `clock` is monotonic.
+        """
         self.settings, self.runtime, self.catalog, self.clock = settings, runtime, catalog, clock
         self.background = Background()
         self.places = places
-        self._database, self._journal, self._counted = database, journal, counted
+        self._database, self._journal = database, journal
+        self._counted, self._claimed = counted, claimed
         self._live: dict[str, Session] = {}
         self._ending: dict[str, Session] = {}  # gone for clients, not yet cleaned up or not yet written down
         self._creating: dict[str, str] = {}  # session id to tenant
-        self._starts = asyncio.Semaphore(_PARALLEL_STARTS)
+        self._starts = Starts(_PARALLEL_STARTS)
         self.holdings = Holdings()
         self.left_over = 0  # what was nobody's at the last reconcile and is not removed yet
+        self.pool = self._make_pool(hot)
+
+    def _make_pool(self, hot: Callable[[], bool]) -> Pool:
+        limits = self.settings.limits
+        usual = Limits(limits.memory_mb, limits.cpus, limits.pids, limits.disk_mb)
+        maker = SpareMaker(
+            self.runtime,
+            self.catalog.images,
+            lambda image: lower(self.runtime.effective_limits(usual), image),
+            starts=self._starts,
+            holdings=self.holdings,
+            start_timeout_s=self.settings.runtime.start_timeout_s,
+            counted=self._counted,
+        )
+        eager = [image.name for image in self.catalog.images.values() if image.start == "eager"]
+        return Pool(self.settings.pool, maker, eager, may_start=lambda: self._starts.idle, hot=hot, clock=self.clock)
 
     def live(self) -> list[Session]:
         return list(self._live.values())
@@ -103,14 +130,21 @@ class Registry:
         return await asyncio.shield(work)  # begun is finished or undone, also when the client hangs up
 
     async def _create(self, session_id: str, tenant: str, grant: Grant, key_id: str | None) -> Session:
-        images = [self.catalog.images[name] for name in grant.images]
-        workspace_id = f"wsp_{secrets.token_hex(12)}"
-        boxes = {image.name: self._box(session_id, workspace_id, image, grant) for image in images}
-        self.holdings.workspaces.add(workspace_id)
         told = False
         try:
+            images = [self.catalog.images[name] for name in grant.images]
+            claims = await self._claim(images, grant)
+            spare = next((claim.spare for claim in claims.values() if claim.spare is not None), None)
+            workspace_id = f"wsp_{secrets.token_hex(12)}" if spare is None else spare.spec.workspace_id
+            if spare is not None and self.catalog.images[spare.image].limits == LimitsOverride():
+                grant = replace(grant, limits=spare.limits)  # as they were read back
+            boxes = {image.name: self._box(session_id, workspace_id, image, grant) for image in images}
+            for name, found in claims.items():
+                boxes[name].begin_with(found)
             try:
-                await self.runtime.create_workspace(workspace_id, grant.limits.disk_mb)
+                if spare is None:
+                    self.holdings.workspaces.add(workspace_id)
+                    await self.runtime.create_workspace(workspace_id, grant.limits.disk_mb)
                 await _start_all([boxes[image.name] for image in images if image.start == "eager"])
                 session = self._session(session_id, workspace_id, tenant, grant, boxes)
                 self._journal.append(
@@ -123,13 +157,27 @@ class Registry:
                 if told:
                     self._journal.append_surely("session_ended", tenant=tenant, session_id=session_id, cause="not_made")
                 await self._dismantle(session_id, workspace_id, boxes)
-                self.places.release(session_id)
                 raise
             self._live[session_id] = session
+        except BaseException:
+            self.places.release(session_id)
+            raise
         finally:
             del self._creating[session_id]
         _log.info("session_created", extra={"fields": {"session_id": session_id, "tenant": tenant}})
         return session
+
+    async def _claim(self, images: list[ToolImage], grant: Grant) -> dict[str, Claim]:
+        """What the pool has for the images that start with the session. The first that writes brings the workspace."""
+        claims: dict[str, Claim] = {}
+        for image in [image for image in images if image.start == "eager"]:
+            if any(claim.spare is not None for claim in claims.values()):
+                claims[image.name] = Claim(None, "the session's workspace came with another sandbox")
+            else:
+                wanted = Wanted(image.name, lower(grant.limits, image), _network(grant, image), _env(grant, image))
+                claims[image.name] = await claim(self.pool, self.runtime, wanted)
+            self._claimed("cold" if claims[image.name].spare is None else "warm")
+        return claims
 
     def _session(self, session_id: str, workspace_id: str, tenant: str, grant: Grant, boxes: dict[str, Box]) -> Session:
         now = self.clock()
@@ -146,9 +194,9 @@ class Registry:
             session_id=session_id,
             workspace_id=workspace_id,
             image=image,
-            limits=_lower(grant.limits, image),
-            network="open" if grant.egress == "open" and image.network == "open" else "none",
-            env={**grant.env, **{name: secret.get_secret_value() for name, secret in image.secrets.items()}},
+            limits=lower(grant.limits, image),
+            network=_network(grant, image),
+            env=_env(grant, image),
             expected_tools=frozenset(tool.name for tool in image.tools),
             start_timeout_s=self.settings.runtime.start_timeout_s,
         )
@@ -226,10 +274,10 @@ class Registry:
         return count
 
     async def close(self, timeout_s: float) -> None:
-        """End all, and wait until nothing is left of them."""
-        ends: list[Any] = [await self.end(session, "shutdown") for session in self.live()]
-        if ends:
-            await asyncio.wait(ends, timeout=timeout_s)
+        """End all, the pool too, and wait until nothing is left of them."""
+        ends: list[Any] = [self.background.spawn(self.pool.close(timeout_s), "end the pool")]
+        ends += [await self.end(session, "shutdown") for session in self.live()]
+        await asyncio.wait(ends, timeout=timeout_s)
         await self.background.finish(timeout_s)
 
 
@@ -253,7 +301,15 @@ async def _start_all(boxes: list[Box]) -> None:
             raise result
 
 
-def _lower(asked: Limits, image: ToolImage) -> Limits:
+def _network(grant: Grant, image: ToolImage) -> Network:
+    return "open" if grant.egress == "open" and image.network == "open" else "none"
+
+
+def _env(grant: Grant, image: ToolImage) -> dict[str, str]:
+    return {**grant.env, **{name: secret.get_secret_value() for name, secret in image.secrets.items()}}
+
+
+def lower(asked: Limits, image: ToolImage) -> Limits:
     """The session's limits, below them where the image has its own."""
     own = image.limits
     return Limits(

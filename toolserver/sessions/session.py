@@ -136,6 +136,7 @@ class Session:
             "expires_at": iso_time(self.created_at + self.grant.ttl_s),
             "idle_s": self.grant.idle_s,
             "images": list(self.grant.images),
+            "sandboxes": [told for box in self.boxes.values() if (told := box.as_json()) is not None],
             "labels": dict(self.grant.labels),
             "limits": {
                 "memory_mb": limits.memory_mb,

@@ -111,7 +111,8 @@ def serve_spec(spec: SandboxSpec, workspace: FakeWorkspace) -> FakeToolServer:
 
 def settings(state_dir: Path, **sections: Any) -> Settings:
     call = {"kill_grace_s": 0.3, **sections.pop("call", {})}
-    return Settings(state_dir=state_dir, api_key=KEY, call=call, runtime={"name": "fake"}, **sections)
+    pool = {"enabled": False, **sections.pop("pool", {})}  # else it would start what no test asked for
+    return Settings(state_dir=state_dir, api_key=KEY, call=call, pool=pool, runtime={"name": "fake"}, **sections)
 
 
 @dataclass
