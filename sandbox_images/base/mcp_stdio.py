@@ -36,6 +36,7 @@ class Encoded(bytes):
     __slots__ = ()
 
 
+_DECODER = json.JSONDecoder()
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
@@ -65,7 +66,7 @@ def error(request_id: Any, problem: ProtocolError) -> bytes:
 def decode(line: bytes) -> dict[str, Any]:
     """A message out of a line. Raises ProtocolError (PARSE_ERROR or INVALID_REQUEST)."""
     try:
-        message = json.loads(line)
+        message = _DECODER.decode(line.decode())
     except (ValueError, RecursionError) as problem:
         raise ProtocolError(PARSE_ERROR, f"not JSON: {problem}") from problem
     if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":

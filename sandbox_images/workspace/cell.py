@@ -51,22 +51,26 @@ class CellRunner:
         last = None
         if tree.body and isinstance(tree.body[-1], _ast.Expr):
             last = _ast.Expression(tree.body.pop().value)
-        body = self._compile(tree, name, "exec", flags, dont_inherit=True)
-        self._flags |= body.co_flags & FUTURE_FLAGS
+        body = None
+        if tree.body or last is None:
+            body = self._compile(tree, name, "exec", flags, dont_inherit=True)
+            self._flags |= body.co_flags & FUTURE_FLAGS
         final = None if last is None else self._compile(last, name, "eval", flags, dont_inherit=True)
-        if (body.co_flags | (final.co_flags if final else 0)) & COROUTINE:
+        if ((body.co_flags if body else 0) | (final.co_flags if final else 0)) & COROUTINE:
             return self._run_async(body, final)
-        self._eval(body, self._namespace)
+        if body:
+            self._eval(body, self._namespace)
         return self._eval(final, self._namespace) if final else None
 
-    def _run_async(self, body: types.CodeType, final: types.CodeType | None) -> Any:
+    def _run_async(self, body: types.CodeType | None, final: types.CodeType | None) -> Any:
         """Top-level await: in one event loop that lives as long as the interpreter, but never runs between cells."""
         import asyncio  # noqa: PLC0415 - three megabytes that most sessions never need
 
         async def run() -> Any:
-            value = self._eval(body, self._namespace)
-            if body.co_flags & COROUTINE:
-                await value
+            if body is not None:
+                value = self._eval(body, self._namespace)
+                if body.co_flags & COROUTINE:
+                    await value
             if final is None:
                 return None
             value = self._eval(final, self._namespace)

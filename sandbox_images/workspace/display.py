@@ -22,6 +22,7 @@ METHODS = (
     ("_repr_markdown_", "text/markdown"),
     ("_repr_latex_", "text/latex"),
 )
+PLAIN = frozenset((int, float, bool, complex, str, bytes, list, tuple, dict, set, frozenset))  # have no rich forms
 BACKEND = "toolcrib_figures"
 
 
@@ -71,16 +72,20 @@ class Displays:
             self._send_figure(value)
             _forget_figure(value)
             return None
+        if type(value) not in PLAIN:
+            self._send_forms(value, where)
+        text = repr(value)
+        if len(text) > MAX_RESULT_CHARS:
+            text = f"{text[: MAX_RESULT_CHARS // 2]}\n[...]\n{text[-MAX_RESULT_CHARS // 2 :]}"
+        return text
+
+    def _send_forms(self, value: Any, where: str) -> None:
         frame = _as_frame(value)
         if frame is not None:
             self._send(TABLE, _table(frame).encode(), where)
         else:
             for mime, data in _bundle(value):
                 self._send(mime, data, where)
-        text = repr(value)
-        if len(text) > MAX_RESULT_CHARS:
-            text = f"{text[: MAX_RESULT_CHARS // 2]}\n[...]\n{text[-MAX_RESULT_CHARS // 2 :]}"
-        return text
 
     def flush_figures(self) -> None:
         """Show every open figure, in the order in which they were made, and close it."""

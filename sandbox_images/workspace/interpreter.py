@@ -1,4 +1,4 @@
-"""The interpreter that runs user code: a process of its own, started as `python3 -I interpreter.py FD`.
+"""The interpreter that runs user code: a process of its own, started as `python3 -I interpreter.py FD BEGAN`.
 
 It gets cells over the private descriptor FD and answers there; the worker's protocol stream is out of its reach. User
 code runs in this very process and can break all of it: so everything used between cells is bound early, and what a cell
@@ -7,10 +7,12 @@ may have replaced or closed is put back before the next.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # what `signal` wraps, at several times its cost
 import builtins
 import fcntl
 import io
 import json
+import operator
 import os
 import signal
 import struct
@@ -29,20 +31,24 @@ del sys.path[0]
 
 HEADER = struct.Struct(">II")  # bytes of JSON, bytes of data after it
 MAX_DATA_BYTES = 16 << 20
+SIGINT, BLOCK, SET_MASK = int(signal.SIGINT), int(signal.SIG_BLOCK), int(signal.SIG_SETMASK)
+INTERRUPT = frozenset((SIGINT,))
 
 
 class Control:
     """The private channel to the worker. Reads block; a frame is never cut by an interrupt."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, began: int) -> None:
         # high up, where a loop that closes descriptors seldom comes
-        high = max(3, min(os.sysconf("SC_OPEN_MAX"), 1024) - 8)
+        high = max(3, min(os.sysconf("SC_OPEN_MAX"), 1024) - 9)
         self.fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, high)
+        self._began = fcntl.fcntl(began, fcntl.F_DUPFD_CLOEXEC, high)
         os.close(fd)
+        os.close(began)
         self._owner = os.getpid()
         self._read, self._write, self._getpid = os.read, os.write, os.getpid
         self._mask, self._encode, self._decode = (
-            signal.pthread_sigmask,
+            _signal.pthread_sigmask,
             json.JSONEncoder().encode,
             json.JSONDecoder().decode,
         )
@@ -58,12 +64,16 @@ class Control:
             return
         head = self._encode({"kind": kind, "nonce": self.nonce, **fields}).encode()
         frame = memoryview(HEADER.pack(len(head), len(data)) + head + data)
-        before = self._mask(signal.SIG_BLOCK, {signal.SIGINT})
+        before = self._mask(BLOCK, INTERRUPT)
         try:
             while frame:
                 frame = frame[self._write(self.fd, frame) :]
         finally:
-            self._mask(signal.SIG_SETMASK, before)
+            self._mask(SET_MASK, before)
+
+    def begin(self) -> None:
+        """Say that the code begins to run. Raises OSError when that can't be said: then it must not run."""
+        self._write(self._began, b".")
 
     def receive(self) -> dict[str, Any]:
         """Raises EOFError when the worker is gone."""
@@ -94,6 +104,7 @@ class Surroundings:
         self._marks = [self._mark(fd) for fd in (0, 1, 2)]
         self._builtins = dict(builtins.__dict__)
         self._modules = {name: module for name, module in sys.modules.items() if name != "__main__"}
+        self._is, self._all, self._map = operator.is_, all, map
 
     def _mark(self, fd: int) -> tuple[int, int] | None:
         try:
@@ -107,13 +118,19 @@ class Surroundings:
             if self._mark(fd) != mark:
                 self._dup2(copy, fd)
 
+    def _same(self, now: dict[str, Any], before: dict[str, Any]) -> bool:
+        """Whether each name still means the very same thing."""
+        return self._all(self._map(self._is, self._map(now.get, before), before.values()))
+
     def restore(self) -> list[str]:
         """Put everything back; notes on what user code had replaced."""
         self._restore_descriptors()
-        changed = [name for name, value in self._builtins.items() if builtins.__dict__.get(name) is not value]
+        changed: list[str] = []
+        if not self._same(builtins.__dict__, self._builtins):
+            changed = [name for name, value in self._builtins.items() if builtins.__dict__.get(name) is not value]
         for name in changed:
             builtins.__dict__[name] = self._builtins[name]
-        for name, module in self._modules.items():
+        for name, module in () if self._same(sys.modules, self._modules) else self._modules.items():
             now = sys.modules.get(name, module)
             if now is not module and not (isinstance(now, types.ModuleType) and getattr(now, "__spec__", None)):
                 sys.modules[name] = module
@@ -155,7 +172,7 @@ class Interpreter:
         main.__dict__["__builtins__"] = builtins
         self._own_main, sys.modules["__main__"] = sys.modules["__main__"], main
         self.runner = CellRunner(main.__dict__, HERE)
-        self._default, self._signal = signal.default_int_handler, signal.signal
+        self._default, self._signal = signal.default_int_handler, _signal.signal
 
     def _send_display(self, mime: str, data: bytes, where: str) -> None:
         if len(data) > MAX_DATA_BYTES:
@@ -184,8 +201,8 @@ class Interpreter:
     def _run(self, message: dict[str, Any]) -> None:
         self.control.nonce = message["nonce"]
         notes = self.surroundings.restore()
-        self.control.send("began", {})
-        self._signal(signal.SIGINT, self._default)
+        self.control.begin()
+        self._signal(SIGINT, self._default)
         try:
             outcome = self.runner.run(message["code"], message["cell"], self.displays)
         except KeyboardInterrupt:
@@ -201,7 +218,7 @@ class Interpreter:
         """No interrupt from here on: it came too late to stop anything."""
         while True:
             try:
-                self._signal(signal.SIGINT, lambda _signum, _frame: None)
+                self._signal(SIGINT, lambda _signum, _frame: None)
                 return
             except KeyboardInterrupt:
                 continue
@@ -237,7 +254,7 @@ class Interpreter:
 
 def main() -> None:
     signal.signal(signal.SIGINT, lambda _signum, _frame: None)
-    control = Control(int(sys.argv[1]))
+    control = Control(int(sys.argv[1]), int(sys.argv[2]))
     workspace = os.getcwd()
     sys.argv = [""]
     sys.path.append(workspace)  # after the standard library: a workspace's json.py must not take its place

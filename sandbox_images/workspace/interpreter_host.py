@@ -18,6 +18,7 @@ from sandbox_images.workspace.event_loop import Loop, Timer
 from sandbox_images.workspace.family import Family
 from sandbox_images.workspace.interpreter_process import InterpreterProcess
 from sandbox_images.workspace.notebook import Notebook
+from sandbox_images.workspace.process_figures import LastPid
 from sandbox_images.workspace.quota import Quota
 from sandbox_images.workspace.rich_output import RichOutput
 from sandbox_images.workspace.shell_tools import limits_of, no_process
@@ -64,7 +65,11 @@ class InterpreterHost:
         self._lost: str | None = None  # why the last interpreter ended, until a call has been told
         self._on_end: Callable[[int], None] | None = None
         self._reaped: Callable[[], None] | None = None
-        self._last_pid, self._file_limit = 0, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        self._last_pid, self._pid_before, self._file_limit = (
+            LastPid(),
+            0,
+            (resource.RLIM_INFINITY, resource.RLIM_INFINITY),
+        )
         self._settling, self._attempts = False, 0
 
     # ---- the process
@@ -113,10 +118,7 @@ class InterpreterHost:
         elif kind == "reaped" and self._reaped is not None:
             self._reaped()
         elif running is not None and head.get("nonce") == running.nonce:
-            if kind == "began":
-                running.began, self._attempts = True, 0
-                self._cells_here += 1
-            elif kind == "display":
+            if kind == "display":
                 self._process_output_first()
                 running.rich.add(str(head.get("mime")), data, str(head.get("where")))
             elif kind == "done" and running.done is None and not running.killed:
@@ -173,9 +175,9 @@ class InterpreterHost:
             self._file_limit = limit
             self._limit(resource.RLIMIT_FSIZE, limit)
         self._quota.watch(running)
-        self._last_pid = processes.last_pid()
-        running.cpu_before = processes.cpu_seconds(process.pid) or 0.0
-        processes.reset_peak(process.pid)
+        self._pid_before = self._last_pid.read()
+        running.cpu_before = process.figures.cpu_seconds() or 0.0
+        process.figures.reset_peak()
         process.send({"kind": "run", "nonce": running.nonce, "cell": running.cell, "code": call.arguments["code"]})
 
     def _done(self, running: Running, head: dict[str, Any]) -> None:
@@ -183,16 +185,17 @@ class InterpreterHost:
         process = self._process
         assert process is not None
         process.drain()
-        running.cpu_after = processes.cpu_seconds(process.pid) or running.cpu_before
-        running.peak_bytes = processes.peak_bytes(process.pid)
+        running.cpu_after = process.figures.cpu_seconds() or running.cpu_before
+        running.peak_bytes = process.figures.peak_bytes()
+        self._note_begun(process)
         self._loop.start(self._settle(running))
 
     def _settle(self, running: Running) -> Generator[None, None, None]:
         """After the code has returned: end what it left behind, then answer."""
         notes: list[str] = []
-        last, process = processes.last_pid(), self._process
+        last, process = self._last_pid.read(), self._process
         # no new pid since the call began: nothing can be left over
-        if process is not None and (last == 0 or last < process.pid or last != self._last_pid):
+        if process is not None and (last == 0 or last < process.pid or last != self._pid_before):
             ended, clean = yield from self._family.end_leftovers(process.pid)
             if ended:
                 notes.append(f"{ended} processes that the code left behind were ended: they do not outlive their call.")
@@ -261,7 +264,14 @@ class InterpreterHost:
             pid = self._process.pid
             processes.kill_all(lambda: {pid, *self._family.leftovers(pid)[0]})
 
+    def _note_begun(self, process: InterpreterProcess) -> None:
+        if process.has_begun() and self._running is not None and not self._running.began:
+            self._running.began, self._attempts = True, 0
+            self._cells_here += 1
+
     def _process_ended(self, process: InterpreterProcess, status: int) -> None:
+        if process is self._process:
+            self._note_begun(process)
         process.close()
         if process is not self._process:
             return

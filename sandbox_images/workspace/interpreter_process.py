@@ -17,6 +17,7 @@ from typing import Any
 from sandbox_images.workspace import processes
 from sandbox_images.workspace.event_loop import READABLE, WRITABLE, Loop
 from sandbox_images.workspace.output import read_ready
+from sandbox_images.workspace.process_figures import ProcessFigures
 from sandbox_images.workspace.shell_command import waiting_bytes
 
 SCRIPT = os.path.join(os.path.dirname(os.path.realpath(__file__)), "interpreter.py")
@@ -24,6 +25,7 @@ HEADER = struct.Struct(">II")
 MAX_FRAME_BYTES = 40 << 20
 PIPE_BYTES = 256 << 10
 F_SETPIPE_SZ = 1031
+READ_BYTES = 1 << 16
 
 
 class InterpreterProcess:
@@ -38,30 +40,35 @@ class InterpreterProcess:
     ) -> None:
         self._loop, self._on_output, self._on_frame, self._on_damage = loop, on_output, on_frame, on_damage
         self.pid = 0
+        self.figures = ProcessFigures(0)
         self._pipes: dict[int, str] = {}
         self._control: int | None = None
+        self._began: int | None = None
         self._incoming = bytearray()
         self._outgoing: deque[bytes] = deque()
+        self._full = False  # the channel takes no more now
 
     def start(self, environment: dict[str, str], folder: int, limits: dict[int, tuple[int, int]]) -> None:
         """Fork and execute. Raises OSError when no process can be made."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         out, out_end = os.pipe2(os.O_CLOEXEC)
         err, err_end = os.pipe2(os.O_CLOEXEC)
+        began, began_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             self.pid = os.fork()
             if self.pid == 0:
-                self._become(environment, folder, limits, (theirs.fileno(), out_end, err_end))
+                self._become(environment, folder, limits, (theirs.fileno(), began_end, out_end, err_end))
         except OSError:
-            for fd in (out, err):
+            for fd in (out, err, began):
                 os.close(fd)
             ours.close()
             raise
         finally:
-            os.close(out_end)
-            os.close(err_end)
+            for fd in (out_end, err_end, began_end):
+                os.close(fd)
             theirs.close()
-        self._control = ours.detach()
+        self._control, self._began = ours.detach(), began
+        self.figures = ProcessFigures(self.pid)
         for fd, name in ((out, "stdout"), (err, "stderr")):
             self._pipes[fd] = name
             self._loop.watch(fd, lambda _events, fd=fd: self._read_pipe(fd))  # type: ignore[misc]
@@ -73,9 +80,9 @@ class InterpreterProcess:
 
     @staticmethod
     def _become(
-        environment: dict[str, str], folder: int, limits: dict[int, tuple[int, int]], fds: tuple[int, int, int]
+        environment: dict[str, str], folder: int, limits: dict[int, tuple[int, int]], fds: tuple[int, int, int, int]
     ) -> None:
-        control, out, err = fds
+        control, began, out, err = fds
         try:
             processes.become_child(session=True)
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -86,9 +93,10 @@ class InterpreterProcess:
             null = os.open(os.devnull, os.O_RDONLY)
             for source, fd in ((null, 0), (out, 1), (err, 2)):
                 os.dup2(source, fd)
-            processes.close_all_but({control})
-            os.set_inheritable(control, True)
-            os.execve(sys.executable, [sys.executable, "-I", SCRIPT, str(control)], environment)
+            processes.close_all_but({control, began})
+            for fd in (control, began):
+                os.set_inheritable(fd, True)
+            os.execve(sys.executable, [sys.executable, "-I", SCRIPT, str(control), str(began)], environment)
         except OSError as problem:
             os.write(2, f"The interpreter could not be started: {problem}\n".encode())
         finally:
@@ -111,11 +119,21 @@ class InterpreterProcess:
                     self._outgoing.appendleft(data[written:])
         except BlockingIOError:
             self._outgoing.appendleft(data)
+            self._full = True
             self._loop.watch(self._control, self._on_control, READABLE | WRITABLE)
             return
         except OSError:
             self._outgoing.clear()
-        self._loop.watch(self._control, self._on_control, READABLE)
+        if self._full:
+            self._full = False
+            self._loop.watch(self._control, self._on_control, READABLE)
+
+    def has_begun(self) -> bool:
+        """Whether it has begun to run code since this was asked last. It says so in a pipe, which wakes nobody up."""
+        try:
+            return self._began is not None and bool(os.read(self._began, 1 << 16))
+        except BlockingIOError:
+            return False
 
     def _on_control(self, events: int) -> None:
         if events & WRITABLE and self._outgoing:
@@ -123,7 +141,7 @@ class InterpreterProcess:
         if not events & ~WRITABLE or self._control is None:
             return
         try:
-            data = os.read(self._control, 1 << 20)
+            data = os.read(self._control, READ_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -196,3 +214,7 @@ class InterpreterProcess:
             os.close(fd)
         self._pipes.clear()
         self._close_control()
+        if self._began is not None:
+            os.close(self._began)
+            self._began = None
+        self.figures.close()

@@ -150,6 +150,9 @@ class Output:
         kept, exact, shares = 0, True, self._shares()
         for name in self.NAMES:
             stream: Stream = getattr(self, name)
+            if not stream.total:
+                shown[name] = ""
+                continue
             head, left_out, tail = stream.cut(shares[name])
             kept += len(head) + len(tail)
             text, good = readable(head)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -88,55 +87,6 @@ def kill_all(find: Callable[[], set[int]]) -> set[int]:
     for pid in stopped:
         send_signal(pid, signal.SIGKILL)
     return stopped
-
-
-def last_pid() -> int:
-    """The pid that was given out last in this namespace; 0 when the kernel does not tell.
-
-    Equal readings mean that no process or thread was made in between.
-    """
-    try:
-        fd = os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return int(os.read(fd, 128).split()[4])
-        finally:
-            os.close(fd)
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
-def cpu_seconds(pid: int) -> float | None:
-    """CPU time that all threads of a process have used; None when it is gone."""
-    try:
-        return time.clock_gettime((~pid << 3) | 2)  # CPUCLOCK_SCHED of the process, as clock_getcpuclockid makes it
-    except OSError:
-        return None
-
-
-def peak_bytes(pid: int) -> int | None:
-    """The largest resident size since `reset_peak`, in bytes."""
-    try:
-        fd = os.open(f"/proc/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            text = os.read(fd, 4096)
-        finally:
-            os.close(fd)
-        return int(text.partition(b"VmHWM:")[2].split(None, 1)[0]) << 10
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def reset_peak(pid: int) -> None:
-    try:
-        fd = os.open(f"/proc/{pid}/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        os.write(fd, b"5")
-    except OSError:
-        pass
-    finally:
-        os.close(fd)
 
 
 def become_child(*, session: bool) -> None:

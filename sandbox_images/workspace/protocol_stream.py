@@ -10,7 +10,7 @@ from sandbox_images.base import mcp_stdio
 from sandbox_images.base.mcp_stdio import ProtocolError
 from sandbox_images.workspace.event_loop import WRITABLE, Loop
 
-READ_BYTES = 1 << 18
+READ_BYTES = 1 << 16  # what a pipe holds; larger buffers would be mapped anew for each read
 PAUSE_BYTES = 16 << 20  # that wait to be written: no more requests are read until they are gone
 MAX_WAITING_BYTES = 32 << 20  # beyond it the oldest answers are dropped
 
