@@ -39,6 +39,7 @@ from sandbox_images.workspace.notebook import Notebook  # noqa: E402
 from sandbox_images.workspace.protocol_stream import ProtocolStream  # noqa: E402
 from sandbox_images.workspace.quota import Quota  # noqa: E402
 from sandbox_images.workspace.shell_tools import ShellTools  # noqa: E402
+from sandbox_images.workspace.snapshot_transfer import SnapshotTransfer  # noqa: E402
 
 NAME, VERSION = "toolcrib-workspace", "1"
 READ_ONLY = {"file_read", "file_list", "file_search", "shell_read"}
@@ -80,6 +81,7 @@ class Worker:
         )
         self.shell.environment = self.interpreter.environment
         files, transfer = FileTools(self._store), FileTransfer(self.loop, self.family, self._store, self.quota)
+        snapshots = SnapshotTransfer(self.loop, self._store)
         search = FileSearch(self.loop, self.calls, self.family, self._store)
         with open(os.path.join(HERE, "tools.json"), encoding="utf-8") as file:
             self._tools: list[dict[str, Any]] = json.load(file)["tools"]
@@ -97,6 +99,11 @@ class Worker:
             "toolcrib/file.stat": transfer.stat, "toolcrib/file.list": transfer.list, "toolcrib/file.open": transfer.open,
             "toolcrib/file.read": transfer.read, "toolcrib/file.write": transfer.write, "toolcrib/file.close": transfer.close,
             "toolcrib/file.delete": transfer.delete, "toolcrib/archive.open": transfer.open_archive,
+            "toolcrib/snapshot.scan": snapshots.scan, "toolcrib/snapshot.manifest": snapshots.manifest,
+            "toolcrib/snapshot.read": snapshots.read, "toolcrib/snapshot.close": snapshots.close,
+            "toolcrib/restore.begin": snapshots.begin, "toolcrib/restore.manifest": snapshots.put_manifest,
+            "toolcrib/restore.step": snapshots.step, "toolcrib/restore.commit": snapshots.commit,
+            "toolcrib/restore.close": snapshots.give_up,
         }  # fmt: skip
         self._stream = ProtocolStream(self.loop, self._on_line, self.loop.stop, self._lease.heard)
         self._bound = False
