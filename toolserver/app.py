@@ -46,6 +46,7 @@ from toolserver.sessions.places import SessionPlaces
 from toolserver.sessions.reaper import Reaper
 from toolserver.sessions.registry import Registry
 from toolserver.settings import Settings
+from toolserver.snapshots.desk import Snapshots
 from toolserver.store import journal_head, keys
 from toolserver.store.connection import database_path
 from toolserver.store.database import Database
@@ -117,6 +118,9 @@ class ToolServer:
         )
         self.watch = Watch(self.database, self.journal, self.quotas)
         self.desk = CallDesk(settings.call, self.registry, self.executor)
+        self.snapshots = Snapshots(
+            settings.snapshot, self.database, settings.state_dir / "snapshots", self.executor.running_in
+        )
         self.reaper = Reaper(self.registry, self.database)
         self.readiness = Readiness(runtime, self.database)
         self.authenticator = Authenticator(self.database)
@@ -135,6 +139,7 @@ class ToolServer:
             registry=self.registry,
             database=self.database,
             calls=self.desk,
+            snapshots=self.snapshots,
             authenticator=self.authenticator,
             readiness=self.readiness,
             metrics=self.metrics,
@@ -189,6 +194,7 @@ class ToolServer:
         async with asyncio.TaskGroup() as loops:
             loops.create_task(self.registry.pool.run(), name="pool")
             loops.create_task(self.reaper.run(), name="reaper")
+            loops.create_task(self.snapshots.run(), name="snapshots")
 
     def _first_key(self) -> None:
         """The admin key of the settings; else, on the very first start, one that is made and put into a file."""
@@ -241,6 +247,7 @@ class ToolServer:
             await keep_workspaces(self.registry.live(), self._keep_workspaces_in, max_bytes=most, within_s=_KEEP_S)
         await self.registry.close(_END_S)
         await self.executor.close()
+        await self.snapshots.close()
         await self.runtime.close()
         self.journal.append_surely("server_stopped")
         self.journal.close()

@@ -99,6 +99,13 @@ class TelemetrySettings(Section):
     otlp_endpoint: str | None = None  # base URL of a collector; None: OTEL_EXPORTER_OTLP_ENDPOINT, without it no spans
 
 
+class SnapshotSettings(Section):
+    """`max_mb` bounds what the snapshots of one tenant take on the server's disk, and the data of a single one."""
+
+    keep_days: float = Field(7, ge=0)  # after the end of the session that made them
+    max_mb: int = Field(8192, ge=1)
+
+
 class TenantSettings(Section):
     """What each tenant may have that `toolserver tenants set` says nothing else of. None: no limit of its own."""
 
@@ -152,6 +159,7 @@ class Settings(BaseSettings):
     call: CallSettings = CallSettings()
     tenant: TenantSettings = TenantSettings()
     queue: QueueSettings = QueueSettings()
+    snapshot: SnapshotSettings = SnapshotSettings()
     journal: JournalSettings = JournalSettings()
     web: WebSettings = WebSettings()
     log: LogSettings = LogSettings()

@@ -57,7 +57,7 @@ class FileTransfer:
             raise refused("bad_handle", f"{MAX_HANDLES} files are open already: close one first.")
 
     def _handle(self, params: dict[str, Any]) -> Any:
-        thing = self._open.get(_integer(params, "handle"))
+        thing = self._open.get(integer(params, "handle"))
         if thing is None:
             raise refused("bad_handle", "There is no such open file.")
         return thing
@@ -76,13 +76,13 @@ class FileTransfer:
 
     def list(self, params: dict[str, Any], reply: Reply) -> None:
         path = clean(params.get("path") or ".")
-        limit = max(1, min(MAX_LISTED, _integer(params, "limit", 1000)))
+        limit = max(1, min(MAX_LISTED, integer(params, "limit", 1000)))
 
         def work() -> Generator[None, None, dict[str, Any]]:
             entries, more = yield from self._store.listing(path, limit)
             return {"path": path, "entries": entries, "truncated": more}
 
-        self._loop.start(_replying(work(), reply))
+        self._loop.start(replying(work(), reply))
 
     def open(self, params: dict[str, Any], reply: Reply) -> None:
         path, mode = clean(params.get("path")), params.get("mode")
@@ -97,7 +97,7 @@ class FileTransfer:
 
     def read(self, params: dict[str, Any], reply: Reply) -> None:
         thing = self._handle(params)
-        offset, length = _integer(params, "offset"), _integer(params, "length")
+        offset, length = integer(params, "offset"), integer(params, "length")
         if offset < 0 or not 0 < length <= MAX_PIECE_BYTES:
             raise ProtocolError(INVALID_PARAMS, f"offset must not be negative, length from 1 to {MAX_PIECE_BYTES}")
 
@@ -154,7 +154,7 @@ class FileTransfer:
             yield from self._store.delete(path, recursive=True)
             return {}
 
-        self._loop.start(_replying(work(), reply))
+        self._loop.start(replying(work(), reply))
 
     def open_archive(self, params: dict[str, Any], reply: Reply) -> None:
         mode = params.get("mode")
@@ -170,14 +170,14 @@ class FileTransfer:
             ) from problem
 
 
-def _integer(params: dict[str, Any], name: str, default: int | None = None) -> int:
+def integer(params: dict[str, Any], name: str, default: int | None = None) -> int:
     value = params.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool):
         raise ProtocolError(INVALID_PARAMS, f"{name} must be an integer")
     return value
 
 
-def _replying(work: Generator[None, None, dict[str, Any]], reply: Reply) -> Generator[None, None, None]:
+def replying(work: Generator[None, None, dict[str, Any]], reply: Reply) -> Generator[None, None, None]:
     """Run `work` in slices and reply with what comes of it."""
     try:
         answer: dict[str, Any] | ProtocolError = yield from work

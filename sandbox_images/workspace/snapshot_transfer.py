@@ -7,10 +7,11 @@ import binascii
 from collections.abc import Generator
 from typing import Any
 
+from sandbox_images.base.call_memory import Reply
 from sandbox_images.base.mcp_stdio import INVALID_PARAMS, ProtocolError, refused
 from sandbox_images.workspace.event_loop import Clock, Loop
 from sandbox_images.workspace.file_store import FileStore
-from sandbox_images.workspace.file_transfer import Reply, _integer, _replying
+from sandbox_images.workspace.file_transfer import integer, replying
 from sandbox_images.workspace.snapshot_manifest import CHUNK_BYTES, HEADER, parse
 from sandbox_images.workspace.snapshot_restore import Restore, read_piece
 from sandbox_images.workspace.snapshot_scan import Known, Scan, digest, scan
@@ -39,7 +40,7 @@ class SnapshotTransfer:
     # ---- snapshots
 
     def scan(self, params: dict[str, Any], reply: Reply) -> None:
-        max_bytes, full = _integer(params, "max_bytes"), params.get("full") is True
+        max_bytes, full = integer(params, "max_bytes"), params.get("full") is True
 
         def work() -> Answer:
             found = yield from scan(self._store.workspace, self._known, max_bytes=max_bytes, full=full)
@@ -59,16 +60,16 @@ class SnapshotTransfer:
                 "left_out_more": len(found.left_out) > MAX_TOLD,
             }
 
-        self._loop.start(_replying(work(), reply))
+        self._loop.start(replying(work(), reply))
 
     def _scan(self, params: dict[str, Any]) -> Scan:
-        found = self._scans.get(_integer(params, "handle"))
+        found = self._scans.get(integer(params, "handle"))
         if found is None:
             raise refused("bad_handle", "There is no such scan.")
         return found
 
     def manifest(self, params: dict[str, Any], reply: Reply) -> None:
-        found, first = self._scan(params), _integer(params, "line")
+        found, first = self._scan(params), integer(params, "line")
         if not 0 <= first <= len(found.lines):
             raise ProtocolError(INVALID_PARAMS, "there is no such line")
         page, length, place = [HEADER] if first == 0 else [], 0, first
@@ -89,7 +90,7 @@ class SnapshotTransfer:
             if not good or not 0 <= one[0] < len(found.lines):
                 raise ProtocolError(INVALID_PARAMS, "want must be a list of [line, piece]")
             places.append((one[0], one[1]))
-        self._loop.start(_replying(self._read(found, places), reply))
+        self._loop.start(replying(self._read(found, places), reply))
 
     def _read(self, found: Scan, places: list[tuple[int, int]]) -> Answer:
         tree, clock = Tree(self._store.workspace), Clock()
@@ -134,10 +135,10 @@ class SnapshotTransfer:
             self._restores[number] = Restore(self._store, self._known, full=full)
             return {"handle": number}
 
-        self._loop.start(_replying(work(), reply))
+        self._loop.start(replying(work(), reply))
 
     def _restore(self, params: dict[str, Any]) -> Restore:
-        found = self._restores.get(_integer(params, "handle"))
+        found = self._restores.get(integer(params, "handle"))
         if found is None:
             raise refused("bad_handle", "There is no such restore.")
         if found.busy:
@@ -158,7 +159,7 @@ class SnapshotTransfer:
             lack = yield from restore.step(blobs)
             return {"lack": [name.decode() for name in lack], "staged": not lack}
 
-        self._loop.start(_replying(restore.working(work()), reply))
+        self._loop.start(replying(restore.working(work()), reply))
 
     def commit(self, params: dict[str, Any], reply: Reply) -> None:
         restore = self._restore(params)
@@ -171,7 +172,7 @@ class SnapshotTransfer:
                 yield from restore.close()
             return {**done, "differs": [shown(path) for path in done["differs"]]}
 
-        self._loop.start(_replying(restore.working(work()), reply))
+        self._loop.start(replying(restore.working(work()), reply))
 
     def give_up(self, params: dict[str, Any], reply: Reply) -> None:
         restore = self._restore(params)
@@ -181,7 +182,7 @@ class SnapshotTransfer:
             yield from restore.close()
             return {}
 
-        self._loop.start(_replying(work(), reply))
+        self._loop.start(replying(work(), reply))
 
 
 def shown(path: bytes) -> str:

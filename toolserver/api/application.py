@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from toolserver.api import calls, files, health, later, sessions, tools, wire
+from toolserver.api import calls, files, health, later, sessions, snapshots, tools, wire
 from toolserver.api.answers import handle, json_answer
 from toolserver.api.edge import Edge
 from toolserver.api.openapi import Described, document
@@ -84,12 +84,17 @@ ROUTES = (
     Route("DELETE", f"{_SESSION}/files/{{path:anypath}}", "Delete a file or folder", endpoint=files.delete),
     Route("GET", f"{_SESSION}/archive", "The workspace as a tar", endpoint=files.get_archive),
     Route("PUT", f"{_SESSION}/archive", "Unpack a tar over the workspace, all or nothing", endpoint=files.put_archive),
-    Route("POST", f"{_SESSION}/snapshots", "Not yet: make a snapshot", endpoint=later.make_snapshot),
-    Route("GET", f"{_SESSION}/snapshots", "Not yet: list snapshots", endpoint=later.list_snapshots),
-    Route("GET", f"{_SESSION}/diff", "Not yet: compare snapshots", endpoint=later.diff, query=wire.DiffQuery),
     Route(
-        "POST", f"{_SESSION}/restore", "Not yet: go back to a snapshot", endpoint=later.restore, body=wire.RestoreBody
+        "POST",
+        f"{_SESSION}/snapshots",
+        "Make a snapshot of the workspace",
+        endpoint=snapshots.make,
+        body=wire.EmptyBody,
     ),
+    Route("GET", f"{_SESSION}/snapshots", "The session's snapshots", endpoint=snapshots.listing),
+    Route("DELETE", f"{_SESSION}/snapshots/{{snapshot_id}}", "Forget a snapshot", endpoint=snapshots.remove),
+    Route("GET", f"{_SESSION}/diff", "Compare two snapshots", endpoint=snapshots.diff, query=wire.DiffQuery),
+    Route("POST", f"{_SESSION}/restore", "Go back to a snapshot", endpoint=snapshots.restore, body=wire.RestoreBody),
     *(Route(method, "/mcp", "Not yet: the tools over MCP", endpoint=later.mcp) for method in ("GET", "POST", "DELETE")),
 )
 

@@ -37,6 +37,9 @@ def describe(metrics: Metrics, services: Services, executor: Executor) -> None:
     metrics.gauge(
         "toolserver_store_up", "1 when the last write to the database was done.", lambda: services.database.ok
     )
+    snapshots = services.snapshots
+    metrics.gauge("toolserver_snapshots", "Snapshots that are kept.", lambda: snapshots.count)
+    metrics.gauge("toolserver_snapshot_bytes", "What all snapshots take on the server's disk.", snapshots.disk_bytes)
     metrics.gauges("toolserver_info", "Version of the server.", "version", lambda: {version("toolcrib"): 1})
     metrics.gauge("process_resident_memory_bytes", "Resident memory of the server.", process.resident_bytes)
     metrics.gauge("process_open_fds", "Open files of the server.", process.open_files)

@@ -20,6 +20,7 @@ from toolserver.journal.journal import Journal
 from toolserver.runtime.base import SandboxRuntime
 from toolserver.sessions.registry import Registry
 from toolserver.settings import Settings
+from toolserver.snapshots.desk import Snapshots
 from toolserver.store.database import Database
 from toolserver.store.keys import Key
 from toolserver.telemetry.metrics import Metrics
@@ -90,6 +91,7 @@ class Services:
     registry: Registry
     database: Database
     calls: CallDesk
+    snapshots: Snapshots
     authenticator: Authenticator
     readiness: Readiness
     metrics: Metrics

@@ -13,8 +13,9 @@ from toolserver.api.body import raw_body
 from toolserver.api.events import left
 from toolserver.api.services import Services, caller, services
 from toolserver.catalog.session_tools import SESSION_TOOLS
-from toolserver.errors import Code, ToolServerError, invalid_all
+from toolserver.errors import Code, ToolServerError, invalid, invalid_all
 from toolserver.runtime.base import Limits
+from toolserver.sessions.registry import Prepare
 from toolserver.sessions.session import Grant, Session
 
 _MAX_ERRORS = 64  # as many as there may be images
@@ -39,6 +40,7 @@ async def create(request: Request) -> Response:
         key.tenant,
         grant,
         key_id=key.key_id,
+        prepare=await _filling(crib, key.tenant, grant, body.from_snapshot),
         wait_s=crib.settings.queue.wait_s if body.wait_s is None else body.wait_s,
         gone=lambda: left(request.receive),
     )
@@ -63,13 +65,24 @@ def _read(data: dict[str, Any], crib: Services) -> wire.SessionBody:
     return body
 
 
+async def _filling(crib: Services, tenant: str, grant: Grant, snapshot_id: str | None) -> Prepare | None:
+    """What puts the snapshot into the new session. Raises snapshot_not_found, invalid_arguments."""
+    if snapshot_id is None:
+        return None
+    if not any(crib.catalog.images[name].workspace == "rw" for name in grant.images):
+        raise invalid("/from_snapshot", "needs an image that works on the workspace, such as the image workspace")
+    wanted = snapshot_id
+    await crib.snapshots.check(tenant, wanted)
+
+    async def fill(session: Session) -> None:
+        await crib.snapshots.fill(session, wanted)
+
+    return fill
+
+
 def grant_of(body: wire.SessionBody, crib: Services) -> Grant:
-    """What the server grants of what was asked. Raises snapshot_not_found."""
+    """What the server grants of what was asked."""
     settings = crib.settings
-    if body.from_snapshot is not None:
-        raise ToolServerError(
-            Code.SNAPSHOT_NOT_FOUND, "There is no such snapshot: this version of the server makes none yet."
-        )
     asked = Limits(
         memory_mb=body.limits.memory_mb or settings.limits.memory_mb,
         cpus=body.limits.cpus or settings.limits.cpus,

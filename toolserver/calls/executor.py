@@ -107,6 +107,10 @@ class Executor:
         """Outcomes that could not be stored yet."""
         return len(self._unwritten)
 
+    def running_in(self, session_id: str) -> int:
+        """How many calls run in a session now."""
+        return self._per_session[session_id]
+
     def find_running(self, tenant: str, call_id: str) -> RunningCall | None:
         return self._running.get((tenant, call_id))
 
@@ -239,6 +243,7 @@ class Executor:
             )
         if self.draining:
             raise draining()
+        session.check_not_restoring()
         most = self.settings.max_concurrent_per_session
         if (running := self._per_session[session.session_id]) >= most:
             raise ToolServerError(

@@ -1,6 +1,6 @@
 """A session's files, through the worker of its workspace sandbox: whole streams with bounded memory.
 
-Raises of all: ToolServerError (file_not_found, too_large, invalid_arguments), RuntimeUnavailable.
+Raises of all: ToolServerError (file_not_found, too_large, invalid_arguments, quota_exceeded), RuntimeUnavailable.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from toolserver.sessions.session import Session
 T = TypeVar("T")
 
 
-async def _client(session: Session) -> StdioClient:
-    """The client of the sandbox that keeps the workspace."""
+async def client_of(session: Session) -> StdioClient:
+    """The client of the sandbox that keeps the workspace. Raises file_not_found, RuntimeUnavailable."""
     for box in session.boxes.values():
         if box.plan.image.workspace == "rw":
             sandbox = await box.sandbox()
@@ -61,12 +61,12 @@ def _refusal(path: str, problem: RpcError) -> ToolServerError:
 
 async def listing(session: Session, path: str, limit: int) -> dict[str, Any]:
     with session.in_use():
-        return await _told("path", worker_files.listing(await _client(session), path, limit))
+        return await _told("path", worker_files.listing(await client_of(session), path, limit))
 
 
 async def delete(session: Session, path: str) -> None:
-    with session.in_use():
-        await _told("path", worker_files.delete(await _client(session), path))
+    with session.in_use(), session.writing():
+        await _told("path", worker_files.delete(await client_of(session), path))
 
 
 @dataclass
@@ -106,35 +106,35 @@ class Download:
 
 async def download(session: Session, path: str) -> Download:
     with session.in_use():
-        return Download(session, await _told("path", worker_files.open_file(await _client(session), path, "r")))
+        return Download(session, await _told("path", worker_files.open_file(await client_of(session), path, "r")))
 
 
 async def download_archive(session: Session) -> Download:
     with session.in_use():
-        return Download(session, await _told("archive", worker_files.open_archive(await _client(session), "r")))
+        return Download(session, await _told("archive", worker_files.open_archive(await client_of(session), "r")))
 
 
 async def upload(
     session: Session, path: str, body: AsyncIterator[bytes], check: Callable[[int], None]
 ) -> tuple[int, bool]:
     """Put a file in place in one step; its size, and whether it is new. `check` is told the size so far and may raise."""
-    with session.in_use():
-        client = await _client(session)
+    with session.in_use(), session.writing():
+        client = await client_of(session)
         new = False
         try:
             await worker_files.stat(client, path)
         except RpcError as problem:
             new = problem.kind == "not_found"
         except (SandboxGone, TimeoutError):
-            client = await _client(session)
+            client = await client_of(session)
         size, _ = await _fill(await _told("path", worker_files.open_file(client, path, "w")), "path", body, check)
         return size, new
 
 
 async def upload_archive(session: Session, body: AsyncIterator[bytes], check: Callable[[int], None]) -> int:
     """Unpack a tar over the workspace, all or nothing; how many files."""
-    with session.in_use():
-        handle = await _told("archive", worker_files.open_archive(await _client(session), "w"))
+    with session.in_use(), session.writing():
+        handle = await _told("archive", worker_files.open_archive(await client_of(session), "w"))
         _, done = await _fill(handle, "archive", body, check)
         count = done.get("files")
         return count if isinstance(count, int) else 0

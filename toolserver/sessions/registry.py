@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from toolserver.store.database import Database
 from toolserver.store.sessions import SessionRow
 
 _PARALLEL_STARTS = 4
+Prepare = Callable[[Session], Awaitable[None]]
 _log = logging.getLogger(__name__)
 
 
@@ -118,18 +119,22 @@ class Registry:
         key_id: str | None = None,
         wait_s: float = 0,
         gone: Callable[[], Coroutine[Any, Any, None]] | None = None,
+        prepare: Prepare | None = None,
     ) -> Session:
         """A ready session. While the server is full it waits for its turn, for `wait_s` seconds or until what `gone` makes ends.
 
-        Raises quota_exceeded, no_capacity, RuntimeUnavailable, StoreUnavailable: then nothing is left of it.
+        `prepare` works on it before anybody else can. Raises quota_exceeded, no_capacity, RuntimeUnavailable,
+        StoreUnavailable, and what `prepare` raises: then nothing is left of it.
         """
         session_id = f"ses_{secrets.token_hex(12)}"
         await self.places.take(session_id, tenant, grant, wait_s, gone)
         self._creating[session_id] = tenant
-        work = self.background.spawn(self._create(session_id, tenant, grant, key_id), f"create {session_id}")
+        work = self.background.spawn(self._create(session_id, tenant, grant, key_id, prepare), f"create {session_id}")
         return await asyncio.shield(work)  # begun is finished or undone, also when the client hangs up
 
-    async def _create(self, session_id: str, tenant: str, grant: Grant, key_id: str | None) -> Session:
+    async def _create(
+        self, session_id: str, tenant: str, grant: Grant, key_id: str | None, prepare: Prepare | None
+    ) -> Session:
         told = False
         try:
             images = [self.catalog.images[name] for name in grant.images]
@@ -147,6 +152,8 @@ class Registry:
                     await self.runtime.create_workspace(workspace_id, grant.limits.disk_mb)
                 await _start_all([boxes[image.name] for image in images if image.start == "eager"])
                 session = self._session(session_id, workspace_id, tenant, grant, boxes)
+                if prepare is not None:
+                    await prepare(session)
                 self._journal.append(
                     "session_created", key_id=key_id, **session.journalled([i.reference for i in images])
                 )

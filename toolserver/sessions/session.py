@@ -82,6 +82,8 @@ class Session:
     clock: Callable[[], float]
     last_used: float = 0.0
     busy: int = 0
+    writers: int = 0  # uploads and the like; calls are counted by the executor
+    restoring: bool = False
     ending: Ending | None = None
     watchers: set[Callable[[Ending], None]] = field(default_factory=set)  # told once, when it ends
 
@@ -101,6 +103,25 @@ class Session:
         finally:
             self.busy -= 1
             self.last_used = self.clock()
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Something changes files, so no restore may begin. Raises quota_exceeded while one is under way."""
+        self.check_not_restoring()
+        self.writers += 1
+        try:
+            yield
+        finally:
+            self.writers -= 1
+
+    def check_not_restoring(self) -> None:
+        """Raises quota_exceeded: a restore runs alone in its session."""
+        if self.restoring:
+            raise ToolServerError(
+                Code.QUOTA_EXCEEDED,
+                "The session's files are being restored to a snapshot, and nothing else may change them meanwhile. Try again in a moment.",
+                retry_after_s=1,
+            )
 
     def due(self, now: float) -> Cause | None:
         """Why it is to end at `now`, if it is."""

@@ -5,7 +5,7 @@ Times are seconds since 1970, as floats; JSON is text.
 
 from __future__ import annotations
 
-from sqlalchemy import Column, Float, Index, Integer, LargeBinary, MetaData, String, Table, Text
+from sqlalchemy import BigInteger, Column, Float, Index, Integer, LargeBinary, MetaData, String, Table, Text
 
 SCHEMA_VERSION = 2
 
@@ -83,4 +83,18 @@ calls = Table(
     Column("generation", Integer),  # the first of its image's sandboxes that it can have been sent to; NULL: any
     Column("cpu_ms", Float),
     Index("calls_ended_at", "ended_at"),
+)
+
+snapshots = Table(
+    "snapshots",
+    metadata,
+    Column("tenant", String(64), primary_key=True),
+    Column("session_id", String(64), primary_key=True),
+    Column("snapshot_id", String(96), primary_key=True),
+    Column("created_at", Float, nullable=False),
+    Column("files", Integer, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("left_out", Integer, nullable=False),  # FIFOs, sockets, devices
+    Column("session_ended_at", Float),  # NULL: it lives, as far as was looked
+    Index("snapshots_by_id", "tenant", "snapshot_id"),
 )

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -30,8 +31,8 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    made = Place(tmp_path / "ws") if (tmp_path / "ws").mkdir() is None else None
-    assert made is not None
+    (tmp_path / "ws").mkdir()
+    made = Place(tmp_path / "ws")
     yield made
     made.close()
 
@@ -58,7 +59,7 @@ def odd_tree(root: Path) -> None:
         ("up", "../.."),
     ):
         (root / name).symlink_to(target)
-    for name in (
+    for raw in (
         b"-rf",
         b"new\nline",
         b"back\\slash\\n",
@@ -69,8 +70,8 @@ def odd_tree(root: Path) -> None:
         b"*",
         b"a b",
     ):
-        with open(os.path.join(top, name), "wb") as file:
-            file.write(name)
+        with open(os.path.join(top, raw), "wb") as file:
+            file.write(raw)
     (root / "repo/.git/objects/ab").mkdir(parents=True)
     (root / "repo/.git/HEAD").write_text("ref: refs/heads/main\n")
     (root / "repo/.git/objects/ab/cdef").write_bytes(os.urandom(99))
@@ -299,7 +300,7 @@ def test_a_wrong_piece_is_refused_before_anything_changes(place: Place, shelf: S
     (place.root / "f").write_bytes(b"right")
     lines = shelf.take(place)
     (place.root / "f").write_bytes(b"now")
-    shelf.blobs = {name: b"wrong" for name in shelf.blobs}
+    shelf.blobs = dict.fromkeys(shelf.blobs, b"wrong")
     with pytest.raises(ProtocolError) as told:
         shelf.put(place, lines)
     assert told.value.kind == "bad_archive"
@@ -322,7 +323,7 @@ def test_a_manifest_that_no_scan_makes_is_refused(place: Place, shelf: Shelf, li
 
 NAMES = st.sampled_from([b"a", b"b", b"c", b"a-", b"\xff", b"x\ny", b"\\n", b".git", b"-f"])
 PATHS = st.lists(NAMES, min_size=1, max_size=3).map(b"/".join)
-CHANGES = st.lists(
+CHANGES: st.SearchStrategy[list[tuple[str, bytes, Any]]] = st.lists(
     st.one_of(
         st.tuples(st.just("file"), PATHS, st.sampled_from([b"", b"one", b"two", bytes(5000), b"l" * (CHUNK_BYTES + 1)])),
         st.tuples(st.just("dir"), PATHS, st.none()),
@@ -336,7 +337,7 @@ CHANGES = st.lists(
 )  # fmt: skip
 
 
-def change(root: Path, changes: list[tuple[str, bytes, object]]) -> None:
+def change(root: Path, changes: list[tuple[str, bytes, Any]]) -> None:
     """Whatever of these can be done is done."""
     top = os.fsencode(root)
     for what, name, more in changes:
@@ -347,17 +348,17 @@ def change(root: Path, changes: list[tuple[str, bytes, object]]) -> None:
             if what == "file":
                 flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
                 with open(os.open(path, flags, 0o644), "wb") as file:
-                    file.write(more)  # type: ignore[arg-type]
+                    file.write(more)
             elif what == "dir":
                 os.mkdir(path)
             elif what == "link":
-                os.symlink(more, path)  # type: ignore[arg-type]
+                os.symlink(more, path)
             elif what == "fifo":
                 os.mkfifo(path)
             elif what == "chmod":
-                os.chmod(path, more) if not os.path.islink(path) else None  # type: ignore[arg-type]
+                os.chmod(path, more) if not os.path.islink(path) else None
             elif what == "move":
-                os.rename(path, os.path.join(top, more))  # type: ignore[arg-type]
+                os.rename(path, os.path.join(top, more))
             else:
                 os.remove(path) if not os.path.isdir(path) or os.path.islink(path) else shutil.rmtree(path)
         except OSError:
@@ -368,7 +369,7 @@ def change(root: Path, changes: list[tuple[str, bytes, object]]) -> None:
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(first=CHANGES, second=CHANGES, third=CHANGES)
-def test_any_state_is_restored_to_any_snapshot(tmp_path: Path, first: list[tuple[str, bytes, object]], second: list[tuple[str, bytes, object]], third: list[tuple[str, bytes, object]]) -> None:  # fmt: skip
+def test_any_state_is_restored_to_any_snapshot(tmp_path: Path, first: list[tuple[str, bytes, Any]], second: list[tuple[str, bytes, Any]], third: list[tuple[str, bytes, Any]]) -> None:  # fmt: skip
     root = tmp_path / f"ws{random.getrandbits(60)}"
     root.mkdir()
     place, shelf = Place(root), Shelf()

@@ -13,9 +13,8 @@ from sandbox_images.workspace.event_loop import Loop
 from sandbox_images.workspace.file_store import FileStore
 from sandbox_images.workspace.quota import Quota
 from sandbox_images.workspace.snapshot_manifest import HEADER
-from sandbox_images.workspace.snapshot_restore import Restore
+from sandbox_images.workspace.snapshot_restore import Restore, read_piece
 from sandbox_images.workspace.snapshot_scan import Known, Scan, scan
-from sandbox_images.workspace.snapshot_transfer import read_piece
 from sandbox_images.workspace.snapshot_tree import Tree
 
 T = TypeVar("T")
