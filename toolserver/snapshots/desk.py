@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from toolserver.errors import Code, RuntimeUnavailable, SandboxGone, StoreUnavailable, ToolServerError
 from toolserver.sandbox import worker_snapshots
-from toolserver.sandbox.stdio_client import RpcError
+from toolserver.sandbox.stdio_client import METHOD_NOT_FOUND, RpcError
 from toolserver.sandbox.worker_snapshots import PAGE_BYTES, Restoring, Scanned
 from toolserver.sessions.files import client_of
 from toolserver.sessions.session import Session, iso_time
@@ -364,6 +364,10 @@ async def _told(work: Awaitable[T]) -> T:
     except RpcError as problem:
         if problem.kind in ("too_large", "disk_full"):
             raise ToolServerError(Code.TOO_LARGE, problem.message) from problem
+        if problem.code == METHOD_NOT_FOUND:
+            raise ToolServerError(
+                Code.NOT_IMPLEMENTED, "The image that keeps this session's workspace makes no snapshots."
+            ) from problem
         message = f"The sandbox could not do it: {problem.message}"
         raise ToolServerError(Code.INTERNAL, message) from problem
     except (SandboxGone, TimeoutError) as problem:
