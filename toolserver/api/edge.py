@@ -11,6 +11,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from toolserver.api.answers import error_answer
+from toolserver.api.protocol import ABORT
 from toolserver.api.services import Services
 from toolserver.telemetry.trace import Trace, about, current_trace
 
@@ -40,12 +41,14 @@ class Edge:
         observer = self.services.observer
         trace = Trace.of(_text(found.get(b"traceparent")), _text(found.get(b"x-request-id")), observer)
         token = current_trace.set(trace)
-        answered = _Traced(send, trace)
+        answered = _Traced(send, trace, scope.get(ABORT))
         try:
             await self._guarded(scope, receive, answered, found.get(b"authorization"))
         except Exception as problem:  # the outermost place of a request: it must be answered
             if answered.status is None:
                 await error_answer(problem)(scope, receive, answered)
+            elif answered.stalled:
+                _log.info("client_stalled")
             else:
                 _log.error("answer_broken_off", exc_info=problem)
                 raise  # the connection is closed, so that the client sees a cut answer
@@ -77,8 +80,11 @@ class Edge:
 class _Traced:
     """Puts the trace on the answer, and remembers whether one has begun."""
 
-    def __init__(self, send: Callable[[Message], Awaitable[None]], trace: Trace) -> None:
-        self._send = send
+    def __init__(
+        self, send: Callable[[Message], Awaitable[None]], trace: Trace, abort: Callable[[], None] | None
+    ) -> None:
+        """`abort` ends the connection at once: closing one waits until its reader has taken what was written."""
+        self._send, self._abort, self.stalled = send, abort, False
         self._headers = [(b"x-request-id", trace.request_id.encode()), (b"traceparent", trace.traceparent.encode())]
         self.status: int | None = None
         self.bytes = 0
@@ -92,8 +98,15 @@ class _Traced:
         if not message.get("more_body"):
             await self._send(message)
             return
-        async with asyncio.timeout(_STALLED_S):  # a client that stopped reading must not hold a session for ever
-            await self._send(message)
+        try:
+            async with asyncio.timeout(_STALLED_S):  # a client that stopped reading must not hold a session for ever
+                await self._send(message)
+        except TimeoutError:
+            self.stalled = True
+            if self._abort is not None:
+                self._abort()
+                await asyncio.sleep(0)  # the connection is told of as lost
+            raise
 
 
 def _text(value: bytes | None) -> str | None:

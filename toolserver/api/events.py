@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 from collections.abc import AsyncIterator, Mapping
 
@@ -22,7 +21,6 @@ from toolserver.telemetry.trace import trace_id
 MEDIA_TYPE = "text/event-stream"
 _QUALITY = re.compile(r"\s*q\s*=\s*(0(?:\.\d{0,3})?|1(?:\.0{0,3})?)\s*")
 _OFFSET = re.compile(r"[0-9]{1,15}")
-_log = logging.getLogger(__name__)
 
 
 def wanted(request: Request) -> bool:
@@ -110,7 +108,6 @@ class EventStream(Response):
             async for event in self._events:
                 await self._put(send, b": nothing new\n\n" if event is None else _written(event))
         except TimeoutError:  # it has not read for long; it can come back and go on
-            _log.info("stream_stalled")
             raise
         except Exception as problem:  # noqa: BLE001 - the stream must end with an outcome
             answer = Answer.refusal(as_error(problem), trace_id())

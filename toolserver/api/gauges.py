@@ -21,6 +21,12 @@ def describe(metrics: Metrics, services: Services, executor: Executor) -> None:
     metrics.gauge("toolserver_streams_open", "Event streams that are open now.", lambda: streams.open)
     metrics.gauges("toolserver_sessions", "Sessions by state.", "state", registry.by_state)
     metrics.gauge("toolserver_calls_running", "Calls that run now.", lambda: len(executor.running()))
+    metrics.gauges(
+        "toolserver_queue_waiting",
+        "Requests that wait for room, by what for.",
+        "queue",
+        lambda: {"calls": len(executor.queue), "sessions": len(registry.places.queue)},
+    )
     metrics.gauge(
         "toolserver_outcomes_unwritten", "Ended calls whose outcome waits to be stored.", lambda: executor.unwritten
     )

@@ -14,6 +14,7 @@ from toolserver.calls.answer import encode_body
 from toolserver.errors import Code, ToolServerError
 from toolserver.telemetry.trace import trace_id
 
+ABORT = "toolserver.abort"  # in a request's scope: ends its connection without a word more
 MAX_HEADER_BYTES = 64 << 10
 MAX_HEADERS = 100
 
@@ -73,6 +74,7 @@ def protocol_class(header_timeout_s: float, max_connections: int) -> type[HttpTo
                 self._refuse(Code.BAD_REQUEST, "The request has both Content-Length and Transfer-Encoding.")
             else:
                 super().on_headers_complete()
+                self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]
 
         def on_body(self, body: bytes) -> None:
             if self.cycle is not None and not self.transport.is_closing():

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toolserver.errors import Code, ToolServerError
+from toolserver.telemetry.trace import Stage
 
 _RECENT = 32  # admissions that the rate is taken from
 _UNKNOWN_S = 5.0  # the advice while nothing is known of the rate
@@ -60,11 +61,12 @@ class FairQueue:
         try:
             self._enter(tenant, waiter, wait_s)
             self.serve()
-            await asyncio.wait(
-                {waiter.turn, watcher} if watcher is not None else {waiter.turn},
-                timeout=wait_s,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
+            with Stage("queue"):
+                await asyncio.wait(
+                    {waiter.turn, watcher} if watcher is not None else {waiter.turn},
+                    timeout=wait_s,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
             if watcher is not None and watcher.done() and not waiter.turn.done():
                 raise ToolServerError(
                     Code.CANCELLED, "The client hung up while its request waited. Nothing was run.", effects="none"

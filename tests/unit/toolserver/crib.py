@@ -52,8 +52,8 @@ async def _result(call: FakeCall) -> dict[str, Any]:
 
 
 async def _say(call: FakeCall) -> dict[str, Any]:
-    """Says the lines, each after `pause_s`."""
-    for line in call.arguments["lines"]:
+    """Says the lines, `times` over, with a pause after each."""
+    for line in call.arguments["lines"] * call.arguments.get("times", 1):
         call.output.append(line)
         await asyncio.sleep(call.arguments.get("pause_s", 0))
     return text_result("".join(call.output))

@@ -34,6 +34,7 @@ async def serving(crib: Crib) -> AsyncIterator[httpx.AsyncClient]:
     )
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32768)  # so that a slow reader is felt soon
         async with httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{listener.getsockname()[1]}",
             headers={"Authorization": f"Bearer {KEY}"},

@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.unit.toolserver.crib import Crib, detail, running, settings
+from tests.unit.toolserver.crib import KEY, Crib, detail, running, settings
 from tests.unit.toolserver.events_client import EVENTS, Heard, heard, parsed, serving
+from toolserver.api import edge
 from toolserver.calls import live
 
 
@@ -180,6 +182,25 @@ async def test_streams_are_bounded_and_the_refused_call_did_not_run(tmp_path: Pa
         await asyncio.gather(*tasks)
         assert (await ask(crib.client, session, "count", {}, headers=key)).headers["content-type"].startswith("text/ev")
         assert crib.server.streams.open == 0
+
+
+async def test_a_reader_that_stops_is_cut_off_and_the_call_goes_on(crib: Crib, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edge, "_STALLED_S", 0.3)
+    session = await crib.session()
+    async with serving(crib) as client:
+        body = json.dumps({"arguments": {"lines": ["x" * (1 << 20)], "times": 2}}).encode()
+        head = f"POST /v1/sessions/{session}/tools/say HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+        head += f"Accept: text/event-stream\r\nIdempotency-Key: stalled-1\r\nContent-Length: {len(body)}\r\n\r\n"
+        with socket.socket() as wire:
+            wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+            wire.connect(("127.0.0.1", client.base_url.port))
+            wire.sendall(head.encode() + body)
+            async with asyncio.timeout(10):
+                while not crib.server.streams.open:  # noqa: ASYNC110 - it tells nobody
+                    await asyncio.sleep(0.02)
+                while crib.server.streams.open:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            assert (await client.get("/v1/calls/stalled-1")).status_code == 200
 
 
 async def test_the_end_of_the_session_and_of_the_sandbox_end_the_stream(crib: Crib) -> None:

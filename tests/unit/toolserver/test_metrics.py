@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.unit.toolserver.crib import Crib
+from tests.unit.toolserver.crib import Crib, running, settings
 from tests.unit.toolserver.events_client import EVENTS
 from toolserver.errors import RuntimeUnavailable
 from toolserver.telemetry.metrics import Metrics
@@ -84,6 +85,21 @@ async def test_what_callers_send_makes_no_new_lines(crib: Crib) -> None:
     new = await lines() - before
     assert not [line for line in new if "toolserver_requests_total" not in line], new
     assert len(new) <= 2
+
+
+async def test_waiting_for_room_is_counted_and_timed(tmp_path: Path) -> None:
+    async with running(settings(tmp_path, call={"max_running": 1})) as crib:
+        session = await crib.session()
+        first = asyncio.create_task(crib.call(session, "sleep", {"seconds": 0.5}))
+        await asyncio.sleep(0.2)
+        second = asyncio.create_task(crib.call(session, "echo", {"text": "x"}))
+        await asyncio.sleep(0.1)
+        assert value((await families(crib))["toolserver_queue_waiting"], queue="calls") == 1
+        assert [(await call).status_code for call in (first, second)] == [200, 200]
+        found = await families(crib)
+        assert value(found["toolserver_queue_waiting"], queue="calls") == 0
+        name = "toolserver_stage_seconds_count"
+        assert value(found["toolserver_stage_seconds"], name, stage="queue") == 1
 
 
 async def test_an_engine_that_is_away_shows(crib: Crib) -> None:
