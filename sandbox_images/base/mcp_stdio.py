@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from sandbox_images.base import path_text
+
 PROTOCOL_VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")  # newest first
 WORKER_EXTENSION, WORKER_VERSION = "toolcrib/worker", 2
 MAX_LINE_BYTES = 8 << 20
@@ -41,8 +43,8 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan
 
 
 def encode_value(value: Any) -> Encoded:
-    """Lone surrogates are replaced: a line is always valid UTF-8. Raises ValueError, RecursionError."""
-    return Encoded(_ENCODER.encode(value).encode("utf-8", "replace"))
+    """A line is always valid UTF-8: names of files that are not are spelled, other lone surrogates replaced. Raises ValueError, RecursionError."""
+    return Encoded(_ENCODER.encode(value).encode("utf-8", path_text.ERRORS))
 
 
 def encode(message: dict[str, Any]) -> bytes:

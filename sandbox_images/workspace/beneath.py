@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from sandbox_images.base.mcp_stdio import ProtocolError, refused
+from sandbox_images.base.path_text import read
 from sandbox_images.workspace.processes import libc
 
 MOUNT = "/workspace"  # how user code names the workspace
@@ -33,6 +34,10 @@ def clean(path: object) -> str:
     """The path relative to the workspace, "." for itself. Raises ProtocolError invalid_path."""
     if not isinstance(path, str) or not path:
         raise refused("invalid_path", "A path must be a text that is not empty.")
+    try:
+        path = read(path)
+    except UnicodeEncodeError:
+        raise refused("invalid_path", "The path holds a character that no file name can hold.") from None
     if "\x00" in path:
         raise refused("invalid_path", "A path can't hold a NUL character.")
     try:

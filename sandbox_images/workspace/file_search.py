@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sandbox_images.base.mcp_stdio import ProtocolError
+from sandbox_images.base.path_text import spell
 from sandbox_images.workspace.beneath import FOLDER, explain
 from sandbox_images.workspace.calls import STOPPED, Call, Calls, Ending, ToolFailure
 from sandbox_images.workspace.event_loop import Loop
@@ -148,7 +149,7 @@ class Search:
             folders += below[::-1]
 
     def _look_into(self, path: str) -> None:
-        shown = path.encode("utf-8", "replace").decode()
+        shown = spell(path)
         if self._pattern.search(path.rpartition("/")[2]):
             self._matches.append({"path": shown})
         try:

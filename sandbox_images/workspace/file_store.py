@@ -9,6 +9,7 @@ from collections.abc import Generator
 from typing import Any
 
 from sandbox_images.base.mcp_stdio import ProtocolError, refused
+from sandbox_images.base.path_text import spell
 from sandbox_images.workspace.beneath import FOLDER, NEW_FILE_MODE, Workspace, explain, split
 from sandbox_images.workspace.event_loop import Clock
 from sandbox_images.workspace.quota import Quota
@@ -281,7 +282,7 @@ class FileStore:
     def _entry(self, path: str, name: str) -> dict[str, Any] | None:
         whole = name if path == "." else f"{path}/{name}"
         try:
-            return {"name": name, "path": whole, **describe(self.workspace.lstat(whole))}
+            return {"name": spell(name), "path": spell(whole), **describe(self.workspace.lstat(whole))}
         except OSError:
             return None  # deleted meanwhile
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from sandbox_images.base.call_memory import Reply
 from sandbox_images.base.mcp_stdio import INVALID_PARAMS, ProtocolError, refused
+from sandbox_images.base.path_text import spell
 from sandbox_images.workspace.archive_transfer import ArchiveReader, ArchiveWriter
 from sandbox_images.workspace.beneath import clean, explain
 from sandbox_images.workspace.event_loop import Loop
@@ -70,7 +71,7 @@ class FileTransfer:
         except OSError as problem:
             raise explain(problem, path) from problem
         try:
-            reply({"path": path, **describe(os.fstat(fd))})
+            reply({"path": spell(path), **describe(os.fstat(fd))})
         finally:
             os.close(fd)
 
@@ -80,7 +81,7 @@ class FileTransfer:
 
         def work() -> Generator[None, None, dict[str, Any]]:
             entries, more = yield from self._store.listing(path, limit)
-            return {"path": path, "entries": entries, "truncated": more}
+            return {"path": spell(path), "entries": entries, "truncated": more}
 
         self._loop.start(replying(work(), reply))
 

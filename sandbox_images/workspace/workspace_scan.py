@@ -7,6 +7,7 @@ import stat
 from collections.abc import Generator
 from contextlib import suppress
 
+from sandbox_images.base.path_text import spell
 from sandbox_images.workspace.beneath import Workspace
 from sandbox_images.workspace.event_loop import Clock
 
@@ -91,4 +92,4 @@ def changes(before: Snapshot, after: Snapshot) -> tuple[list[str], bool]:
     changed = [path for path, state in new.items() if old.get(path) != state]
     changed += [path for path in old if path not in new]
     more = not (before.complete and after.complete) or len(changed) > MAX_CHANGED
-    return sorted(changed)[:MAX_CHANGED], more
+    return [spell(path) for path in sorted(changed)[:MAX_CHANGED]], more

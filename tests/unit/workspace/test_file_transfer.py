@@ -243,3 +243,34 @@ def test_a_large_archive_does_not_hold_up_other_requests(worker: WorkerProcess, 
     assert worker.python("6 * 7").structured["result"] == "42"
     assert worker.refusal("toolcrib/file.read", handle=handle, offset=0, length=10) == "bad_handle"
     worker.result("toolcrib/file.close", handle=handle, commit=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "spelled"),
+    [
+        (b"caf\xe9.txt", "caf\\xe9.txt"),
+        (b"\xff\xfe/inner", "\\xff\\xfe/inner"),
+        ("gr\u00fc\u00df".encode(), "gr\u00fc\u00df"),
+        (b"a\\xff", "a\\x5cxff"),
+        (b"a\\x5c", "a\\x5cx5c"),
+        (b"a\\xFF\\n\\x41", "a\\xFF\\n\\x41"),
+        (b"\xc3", "\\xc3"),
+    ],
+)
+def test_every_name_can_be_told_and_finds_its_file_again(worker: WorkerProcess, name: bytes, spelled: str) -> None:
+    made = worker.python(
+        f"import os\nos.makedirs(os.path.dirname(b'./' + {name!r}), exist_ok=True)\nopen({name!r}, 'w').write('it')"
+    )
+    assert spelled in made.meta["workspace_changed"]
+    folder, _, last = spelled.rpartition("/")
+    listed = worker.result("toolcrib/file.list", path=folder or ".", limit=10)["entries"]
+    assert last in [entry["name"] for entry in listed]
+    assert worker.result("toolcrib/file.stat", path=spelled)["path"] == spelled
+    assert worker.call("file_read", path=spelled).structured["text"] == "it"
+    assert spelled in [entry["name"] for entry in worker.call("file_list", recursive=True).structured["entries"]]
+    found = worker.call("file_search", pattern="^it$").structured["matches"]
+    assert spelled in [match["path"] for match in found]
+    worker.upload(spelled, b"more")
+    assert (worker.workspace / os.fsdecode(name)).read_bytes() == b"more"
+    assert worker.call("file_delete", path=spelled).end == "done"
+    assert not (worker.workspace / os.fsdecode(name)).exists()
