@@ -41,6 +41,7 @@ from toolserver.journal.journal import Journal
 from toolserver.journal.segments import folder_of
 from toolserver.runtime.base import SandboxRuntime
 from toolserver.runtime.choose import choose_runtime, weaknesses
+from toolserver.sandbox.fake_catalog import fake_catalog
 from toolserver.sessions.keep import keep_workspaces
 from toolserver.sessions.places import SessionPlaces
 from toolserver.sessions.reaper import Reaper
@@ -329,7 +330,8 @@ async def serve(settings: Settings, options: ServeOptions, say: Callable[[str], 
     listener = _bind(settings)
     try:
         runtime, weaker = await _choose(settings)
-        crib = ToolServer(settings, runtime, keep_workspaces_in=_keeping_folder(options))
+        catalog = fake_catalog() if settings.runtime.name == "fake" else None
+        crib = ToolServer(settings, runtime, catalog, keep_workspaces_in=_keeping_folder(options))
         await crib.start()
     except BaseException:
         listener.close()

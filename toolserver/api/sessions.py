@@ -17,6 +17,7 @@ from toolserver.errors import Code, ToolServerError, invalid, invalid_all
 from toolserver.runtime.base import Limits
 from toolserver.sessions.registry import Prepare
 from toolserver.sessions.session import Grant, Session
+from toolserver.telemetry.trace import trace_id
 
 _MAX_ERRORS = 64  # as many as there may be images
 _CLOSE_S = 0.01  # how long a DELETE waits for the end of the clean-up; it goes on all the same
@@ -40,7 +41,7 @@ async def create(request: Request) -> Response:
         key.tenant,
         grant,
         key_id=key.key_id,
-        prepare=await _filling(crib, key.tenant, grant, body.from_snapshot),
+        prepare=await _filling(request, grant, body.from_snapshot),
         wait_s=crib.settings.queue.wait_s if body.wait_s is None else body.wait_s,
         gone=lambda: left(request.receive),
     )
@@ -65,8 +66,16 @@ def _read(data: dict[str, Any], crib: Services) -> wire.SessionBody:
     return body
 
 
-async def _filling(crib: Services, tenant: str, grant: Grant, snapshot_id: str | None) -> Prepare | None:
+def note(request: Request, session: Session, event: str, **fields: Any) -> None:
+    """Write down what was done to a session's files. Where that can't be done now, nothing new begins before it is."""
+    key_id = caller(request, "use").key_id
+    who = {"tenant": session.tenant, "key_id": key_id, "session_id": session.session_id}
+    services(request).journal.append_surely(event, **who, **fields, trace_id=trace_id())
+
+
+async def _filling(request: Request, grant: Grant, snapshot_id: str | None) -> Prepare | None:
     """What puts the snapshot into the new session. Raises snapshot_not_found, invalid_arguments."""
+    crib, tenant = services(request), caller(request, "use").tenant
     if snapshot_id is None:
         return None
     if not any(crib.catalog.images[name].workspace == "rw" for name in grant.images):
@@ -76,6 +85,7 @@ async def _filling(crib: Services, tenant: str, grant: Grant, snapshot_id: str |
 
     async def fill(session: Session) -> None:
         await crib.snapshots.fill(session, wanted)
+        note(request, session, "snapshot_restored", snapshot_id=wanted)
 
     return fill
 

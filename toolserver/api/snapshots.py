@@ -9,13 +9,15 @@ from toolserver.api import wire
 from toolserver.api.answers import json_answer
 from toolserver.api.body import json_body
 from toolserver.api.services import services
-from toolserver.api.sessions import find
+from toolserver.api.sessions import find, note
 
 
 async def make(request: Request) -> Response:
     session = await find(request, "use")
     await json_body(request, wire.EmptyBody)
-    return json_answer(await services(request).snapshots.take(session), 201)
+    made = await services(request).snapshots.take(session)
+    note(request, session, "snapshot_made", snapshot_id=made["snapshot_id"], bytes=made["bytes"], files=made["files"])
+    return json_answer(made, 201)
 
 
 async def listing(request: Request) -> Response:
@@ -26,7 +28,9 @@ async def listing(request: Request) -> Response:
 
 async def remove(request: Request) -> Response:
     session = await find(request, "use")
-    await services(request).snapshots.remove(session, request.path_params["snapshot_id"])
+    snapshot_id = request.path_params["snapshot_id"]
+    await services(request).snapshots.remove(session, snapshot_id)
+    note(request, session, "snapshot_removed", snapshot_id=snapshot_id)
     return Response(status_code=204)
 
 
@@ -39,4 +43,6 @@ async def diff(request: Request) -> Response:
 async def restore(request: Request) -> Response:
     session = await find(request, "use")
     body = await json_body(request, wire.RestoreBody)
-    return json_answer(await services(request).snapshots.restore(session, body.snapshot_id))
+    restored = await services(request).snapshots.restore(session, body.snapshot_id)
+    note(request, session, "snapshot_restored", snapshot_id=body.snapshot_id)
+    return json_answer(restored)
