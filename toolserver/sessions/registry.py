@@ -28,6 +28,7 @@ from toolserver.settings import Settings
 from toolserver.store import sessions as rows
 from toolserver.store.database import Database
 from toolserver.store.sessions import SessionRow
+from toolserver.telemetry.trace import Stage
 
 _PARALLEL_STARTS = 4
 Prepare = Callable[[Session], Awaitable[None]]
@@ -138,7 +139,8 @@ class Registry:
         told = False
         try:
             images = [self.catalog.images[name] for name in grant.images]
-            claims = await self._claim(images, grant)
+            with Stage("start"):
+                claims = await self._claim(images, grant)
             spare = next((claim.spare for claim in claims.values() if claim.spare is not None), None)
             workspace_id = f"wsp_{secrets.token_hex(12)}" if spare is None else spare.spec.workspace_id
             if spare is not None and self.catalog.images[spare.image].limits == LimitsOverride():

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from toolserver.errors import RuntimeUnavailable
 from toolserver.runtime.base import SandboxRuntime, SandboxSpec
 from toolserver.sandbox.tool_sandbox import ToolSandbox
+from toolserver.telemetry.logs import without
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +50,11 @@ async def start_sandbox(
             await started.open(expected_tools, timeout_s)
         except BaseException:
             end = await started.close()
-            tail = {"image": spec.image, "cause": end.cause, "log_tail": end.log_tail[-2000:]}
+            tail = {
+                "image": spec.image,
+                "cause": end.cause,
+                "log_tail": without(spec.env.values(), end.log_tail)[-2000:],
+            }
             _log.warning("sandbox_start_failed", extra={"fields": tail})
             raise
     return started

@@ -33,6 +33,7 @@ def connect(path: Path, busy_ms: int) -> Engine:
     engine = create_engine(
         f"sqlite+pysqlite:///{path}",
         poolclass=StaticPool,
+        hide_parameters=True,  # they are what callers sent; an error of the database may end in the log
         connect_args={"check_same_thread": False, "timeout": busy_ms / 1000},
     )
 

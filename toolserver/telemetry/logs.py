@@ -12,6 +12,7 @@ from typing import Any, Literal
 from toolserver.telemetry.trace import current_trace
 
 _TELLING = 4
+_json = json.JSONEncoder(ensure_ascii=False, default=str).encode
 
 
 class EventFormatter(logging.Formatter):
@@ -36,11 +37,11 @@ class EventFormatter(logging.Formatter):
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         if self.as_json:
-            return json.dumps(entry, ensure_ascii=False, default=str)
+            return _json(entry)
         head = f"{entry.pop('time')} {entry.pop('level'):<7} {entry.pop('event')}"
         exception = entry.pop("exception", None)
         entry.pop("logger")
-        told = " ".join(f"{name}={json.dumps(value, ensure_ascii=False, default=str)}" for name, value in entry.items())
+        told = " ".join(f"{name}={_json(value)}" for name, value in entry.items())
         return f"{head} {told}".rstrip() + (f"\n{exception}" if exception else "")
 
 

@@ -16,7 +16,7 @@ from toolserver.calls.answer import Answer, encode_body
 from toolserver.calls.idempotency import canonical, request_hash
 from toolserver.calls.outcome import ENDS, Outcome, empty_fields, from_worker
 from toolserver.errors import CODES, Code, ToolServerError
-from toolserver.telemetry.logs import EventFormatter
+from toolserver.telemetry.logs import EventFormatter, without
 from toolserver.telemetry.metrics import Metrics
 from toolserver.telemetry.trace import Trace, current_trace
 
@@ -157,3 +157,8 @@ def test_histograms_are_cumulative() -> None:
     assert 'h_bucket{le="0.5"} 2' in text
     assert 'h_bucket{le="+Inf"} 3' in text
     assert "h_count 3" in text
+
+
+def test_values_of_the_environment_are_blotted_out_of_what_a_sandbox_said() -> None:
+    told = "KEY=abcd1234 and abcd12345 at 1, in /x"
+    assert without(["abcd1234", "abcd12345", "1", ""], told) == "KEY=[…] and […] at 1, in /x"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection
+from sqlalchemy.exc import IntegrityError
 
 from tests.unit.toolserver.crib import Crib, detail, new_runtime, running, settings
 from toolserver.errors import StartRefused, StoreUnavailable
@@ -15,6 +16,7 @@ from toolserver.store import calls, keys, sessions
 from toolserver.store.calls import CallRow
 from toolserver.store.database import Database
 from toolserver.store.lock import StateLock
+from toolserver.store.schema import meta
 from toolserver.store.sessions import SessionRow
 
 
@@ -248,3 +250,15 @@ async def test_an_outcome_that_can_not_be_written_is_given_and_written_later(
         assert not crib.server.executor.running()
     async with running(chosen, new_runtime(chosen)) as crib:
         assert (await crib.client.get("/v1/calls/k")).content == first.content
+
+
+def test_an_error_of_the_database_tells_no_values(tmp_path: Path) -> None:
+    database = Database(tmp_path / "toolserver.db")
+    database.open()
+    try:
+        row = {"name": "twice", "value": "canary-of-a-value"}
+        with pytest.raises(IntegrityError) as caught:
+            database.run(lambda connection: connection.execute(meta.insert(), [row, row]))
+        assert "canary-of-a-value" not in str(caught.value)
+    finally:
+        database.close()
