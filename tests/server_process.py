@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -101,6 +102,19 @@ class ServerProcess:
         label = f"label=toolcrib.workspace={self.workspace_id(session_id)}"
         command = ["docker", "ps", "-q", "--filter", label]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+    def kill_sandboxes(self, session_id: str) -> None:
+        """SIGKILL to the first process of each of the session's sandboxes."""
+        if self.runtime == "docker":
+            subprocess.run(["docker", "kill", *self.containers(session_id)], capture_output=True, check=True)
+            return
+        workspace = self.workspace_id(session_id).encode()
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                line = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
+                if line.split(b"\0", 1)[0].endswith(b"bwrap") and workspace in line:
+                    for child in (entry / "task" / entry.name / "children").read_text().split():
+                        os.kill(int(child), signal.SIGKILL)
 
     def leftovers(self, session_id: str) -> list[str]:
         """What still names the session or its workspace: containers, volumes, processes, files of the state folder."""

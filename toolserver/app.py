@@ -62,6 +62,7 @@ _STOP_S = 1.0  # how long calls that are cancelled at shutdown get to end by the
 _END_S = 10.0  # how long all sessions together get to be cleaned up at shutdown
 _KEEP_S = 8.0  # how long all workspaces together get to be kept at shutdown
 _UP_S = 60.0  # for the socket and the sweep of orphans
+_PARENTS_LEASE_S = 30.0
 _log = logging.getLogger(__name__)
 
 
@@ -150,7 +151,7 @@ class ToolServer:
         )
 
     async def start(self) -> None:
-        """Take the state folder, close what an earlier process left open, begin. Raises StartRefused."""
+        """Take the state folder, go on with what an earlier process left, begin. Raises StartRefused."""
         self._lock.take()
         try:
             self.database.open()
@@ -159,7 +160,7 @@ class ToolServer:
                 self.call_journal.open()
                 self.journal.append("server_started", version=version("toolcrib"), runtime=self.runtime.name)
                 self._first_key()
-                calls, sessions = self.database.run(recovery.close_left_open)
+                found = self.database.run(recovery.take_stock)
                 gaps = self.database.run(lambda c: close_gaps(c, self.journal), writes=False)
                 self.database.run(lambda c: take_up(c, self.quotas), writes=False)
             except JournalUnavailable as problem:
@@ -168,14 +169,17 @@ class ToolServer:
                 raise StartRefused(f"The database can't be written: {problem}.") from problem
             if gaps:
                 _log.warning("journal_gaps_closed", extra={"fields": {"calls": gaps}})
-            if calls or sessions:
-                _log.warning("left_open_by_earlier_process", extra={"fields": {"calls": calls, "sessions": sessions}})
+            if found.sessions:
+                count = {"epoch": found.epoch, "sessions": len(found.sessions), "calls": len(found.calls)}
+                _log.warning("left_open_by_earlier_process", extra={"fields": count})
             for problem_text in self.catalog.problems:
                 _log.error("image_refused", extra={"fields": {"problem": problem_text}})
             try:
                 await self.runtime.open()
             except RequirementMissing as problem:
                 raise StartRefused(str(problem)) from problem
+            self.registry.take_over(found.epoch, found.sessions, found.sandboxes)
+            self.executor.take_over(found.calls)
         except BaseException:
             self.journal.close()
             self.database.close()
@@ -187,8 +191,7 @@ class ToolServer:
         ]
 
     async def _begin(self) -> None:
-        """Orphans first: nothing new is started while something of an earlier process may be taken for it."""
-        await self.reaper.reconcile()
+        """Work is taken at once; the first reconcile finds the sandboxes of sessions that live, and removes orphans."""
         if self.readiness.phase is Phase.STARTING:
             self.readiness.phase = Phase.SERVING
         self.begun.set()
@@ -222,12 +225,20 @@ class ToolServer:
         if key.key_id not in known:
             self.journal.append("key_created", **keys.journalled(key), by="settings")
 
+    @property
+    def _keeps_sessions(self) -> bool:
+        return self.settings.session.at_shutdown == "keep"
+
     async def drain(self) -> None:
-        """Take nothing new, wait for what runs, then cancel it. Safe to call twice."""
+        """Take nothing new, wait for what runs, then cancel it, or leave it to the next server. Safe to call twice."""
         self.readiness.phase = Phase.DRAINING
         self.registry.places.queue.refuse_all(draining())
         self.registry.pool.closed = True
         grace_s = self.settings.call.kill_grace_s
+        if self._keeps_sessions:
+            await self.executor.drain(self.settings.http.drain_s, 0, None)
+            await self.executor.leave()
+            return
         await self.executor.drain(
             self.settings.http.drain_s,
             _STOP_S,
@@ -235,7 +246,7 @@ class ToolServer:
         )
 
     async def close(self) -> None:
-        """End every session and leave nothing behind."""
+        """End every session and leave nothing behind; or leave them as they are for the next server."""
         self.readiness.phase = Phase.DRAINING
         self.executor.draining = True
         self.registry.places.queue.refuse_all(draining())
@@ -246,7 +257,12 @@ class ToolServer:
         if self._keep_workspaces_in is not None:
             most = self.settings.http.max_upload_mb << 20
             await keep_workspaces(self.registry.live(), self._keep_workspaces_in, max_bytes=most, within_s=_KEEP_S)
-        await self.registry.close(_END_S)
+        if self._keeps_sessions:
+            await self.executor.leave()
+            await self.reaper.note_use()
+            await self.registry.release(_END_S)
+        else:
+            await self.registry.close(_END_S)
         await self.executor.close()
         await self.snapshots.close()
         await self.runtime.close()
@@ -330,6 +346,8 @@ async def serve(settings: Settings, options: ServeOptions, say: Callable[[str], 
     listener = _bind(settings)
     try:
         runtime, weaker = await _choose(settings)
+        if options.exit_with_parent:
+            settings = _with_lease(settings, _PARENTS_LEASE_S)
         catalog = fake_catalog() if settings.runtime.name == "fake" else None
         crib = ToolServer(settings, runtime, catalog, keep_workspaces_in=_keeping_folder(options))
         await crib.start()
@@ -356,6 +374,12 @@ async def _choose(settings: Settings) -> tuple[SandboxRuntime, str | None]:
         return await choose_runtime(settings.runtime, server_id(settings.state_dir), settings.state_dir)
     except RequirementMissing as problem:
         raise StartRefused(str(problem)) from problem
+
+
+def _with_lease(settings: Settings, most_s: float) -> Settings:
+    """A server that goes with its parent may not come back: what it leaves must end soon by itself."""
+    lease_s = min(settings.session.lease_s, most_s)
+    return settings.model_copy(update={"session": settings.session.model_copy(update={"lease_s": lease_s})})
 
 
 def _keeping_folder(options: ServeOptions) -> Path | None:

@@ -95,6 +95,10 @@ def serve(
             "Without it they are deleted."
         ),
     ] = None,
+    keep_sessions: Annotated[
+        bool,
+        typer.Option("--keep-sessions", help="A shutdown leaves the sessions to the next start on this state folder."),
+    ] = False,
     log_format: Annotated[
         str | None, typer.Option(help="json, text, or auto: text on a terminal, else json.", show_default="auto")
     ] = None,
@@ -102,7 +106,9 @@ def serve(
 ) -> None:
     """Run the server until SIGTERM or Ctrl-C."""
     log = {"format": log_format, "level": log_level}
-    settings = load_settings(config, state_dir, http={"host": host, "port": port}, runtime={"name": runtime}, log=log)
+    session = {"at_shutdown": "keep" if keep_sessions else None}
+    http = {"host": host, "port": port}
+    settings = load_settings(config, state_dir, http=http, runtime={"name": runtime}, log=log, session=session)
 
     import uvloop
 

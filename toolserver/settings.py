@@ -52,6 +52,8 @@ class SessionSettings(Section):
     max_sessions_per_tenant: int = Field(32, ge=1)
     total_memory_mb: int | None = Field(None, ge=64)  # granted to all sessions together; None: not bounded
     tombstone_days: float = Field(7, gt=0)
+    lease_s: float = Field(900, ge=5)  # how long a sandbox waits for a server that died, before it ends by itself
+    at_shutdown: Literal["end", "keep"] = "end"  # keep: sessions go on with the next start on the same state folder
 
 
 class PoolSettings(Section):

@@ -126,9 +126,10 @@ class CallMemory:
     # ---- questions
 
     def recall(self, params: dict[str, Any], reply: Reply) -> None:
-        record = self._records.get(_call_id(params))
+        call_id = _call_id(params)
+        record = self._records.get(call_id)
         if record is None:
-            reply({"state": "unknown"})
+            reply({"state": "unknown", "seen": hash(call_id) in self._seen})
             return
 
         def look(*, last: bool) -> bool:

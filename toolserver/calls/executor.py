@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from sqlalchemy import Connection
 from toolserver.calls import failure, idempotency
 from toolserver.calls.answer import Answer
 from toolserver.calls.call_journal import CallJournal
+from toolserver.calls.carry_on import carry_on
 from toolserver.calls.carry_out import carry_out
 from toolserver.calls.running import RunningCall
 from toolserver.catalog import arguments as schema_check
@@ -274,6 +275,8 @@ class Executor:
             call.request_hash,
             call.trace_id,
             time.time(),
+            deadline_s=call.deadline_s,
+            generation=call.session.boxes[call.tool.image].first_candidate,
         )
         started = False
         try:
@@ -303,6 +306,46 @@ class Executor:
                 await self._database.write(lambda connection: rows.forget(connection, call.tenant, call.call_id))
             raise
 
+    def take_over(self, left_open: Iterable[CallRow]) -> None:
+        """Go on with calls that an earlier server began, of sessions that live: they can be joined, followed and cancelled."""
+        for row in left_open:
+            session = self._registry.live_session(row.session_id)
+            tool = self._tool_of(session, row)
+            if session is None or tool is None:  # its image was taken out of the catalog
+                self._tasks.spawn(self._leave_unknown(row), f"give up {row.call_id}")
+                continue
+            call = RunningCall(
+                tenant=row.tenant,
+                call_id=row.call_id,
+                session=session,
+                tool=tool,
+                arguments={},
+                deadline_s=self.settings.deadline_s if row.deadline_s is None else row.deadline_s,
+                request_hash=row.request_hash,
+                trace_id=row.trace_id,
+                left_open=row,
+            )
+            self._hold(call)
+            self._places += 1  # whatever the bounds are now
+            call.task = self._tasks.spawn(self._run(call), f"call {call.call_id} again")
+
+    def _tool_of(self, session: Session | None, row: CallRow) -> Tool | None:
+        if session is None:
+            return None
+        try:
+            tool = self._catalog.find(row.tool, session.images)
+        except ToolServerError:
+            return None
+        return tool if tool.image in session.boxes else None
+
+    async def _leave_unknown(self, row: CallRow) -> None:
+        answer = Answer.refusal(failure.interrupted(row.call_id), row.trace_id)
+        now = time.time()
+        with contextlib.suppress(StoreUnavailable):  # the next start does it
+            await self._database.write(
+                lambda c: rows.end(c, row.tenant, row.call_id, status=answer.status, body=answer.body, ended_at=now)
+            )
+
     async def _run(self, call: RunningCall) -> None:
         begun = time.monotonic()
         session = call.session
@@ -310,7 +353,8 @@ class Executor:
         try:
             with _told_of_end(call), session.in_use():
                 session.check_live()
-                answer, told = await carry_out(call, self.settings), "ok"
+                work = carry_out if call.left_open is None else carry_on
+                answer, told = await work(call, self.settings), "ok"
         except ToolServerError as error:
             answer, told = self._refused(call, error)
         except RuntimeUnavailable as problem:
@@ -355,6 +399,9 @@ class Executor:
         ended_at = time.time()
 
         def end(connection: Connection) -> None:
+            if not call.received:
+                rows.forget(connection, call.tenant, call.call_id)
+                return
             rows.end(
                 connection,
                 call.tenant,
@@ -432,15 +479,30 @@ class Executor:
         return box.live if box is not None else None
 
     async def drain(
-        self, wait_s: float, stop_s: float, stop: Callable[[RunningCall], Coroutine[Any, Any, Any]]
+        self, wait_s: float, stop_s: float, stop: Callable[[RunningCall], Coroutine[Any, Any, Any]] | None
     ) -> None:
         """Take no new calls, wait for the running ones, then `stop` those that are left and give them `stop_s` to end."""
         self.draining = True
         self.queue.refuse_all(draining())
         await _all_answered(self.running(), wait_s)
         left = self.running()
-        if left:
+        if left and stop is not None:
             await asyncio.wait([self._tasks.spawn(stop(call), f"stop {call.call_id}") for call in left], timeout=stop_s)
+
+    async def leave(self) -> None:
+        """Let go of what still runs: the calls stay open for the next server, and who waits here is told how to go on."""
+        self.draining = True
+        for call in self.running():
+            if call.settling or call.answer.done():
+                continue
+            message = (
+                "The call is still running; the server restarts. Call call_wait with its call_id to go on waiting."
+            )
+            then = {"type": "retry", "next_calling": "call_wait", "arguments": {"call_id": call.call_id}, "content": []}
+            error = ToolServerError(Code.STILL_RUNNING, message, call.call_id, retry_after_s=1, extra=then)
+            call.answer.set_result(Answer.refusal(error, call.trace_id))
+            if call.task is not None:
+                call.task.cancel()
 
     async def close(self) -> None:
         """When all sessions have ended: what still can't be written down is given up, said in the log."""

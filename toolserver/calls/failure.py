@@ -126,9 +126,17 @@ def unreadable(call_id: str) -> ToolServerError:
 
 
 def interrupted(call_id: str) -> ToolServerError:
-    """For a call that was running when the server itself died."""
+    """For a call whose sandbox is gone, or knows nothing of it any more, after the server itself died."""
     message = (
-        "The server stopped in the middle of the call, so how it ended can't be told: it may have had effects. "
+        "The server stopped in the middle of the call and its sandbox can't tell what came of it, so how it ended can't be told: it may have had effects. "
         "It is not run again under this call_id."
     )
     return ToolServerError(Code.OUTCOME_UNKNOWN, message, call_id, extra=empty_fields())
+
+
+def never_received(call_id: str) -> ToolServerError:
+    """For a call that a server wrote down and died before it was sent: it was not received and never will be."""
+    message = (
+        "Nothing was run: the call was interrupted before it reached its sandbox. Send it again, under the same key."
+    )
+    return ToolServerError(Code.RUNTIME_UNAVAILABLE, message, call_id, retry_after_s=0)

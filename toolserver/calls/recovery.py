@@ -1,25 +1,44 @@
-"""What a start makes of the calls and sessions that an earlier process left open."""
+"""What a start finds of the servers before it: live sessions, their sandboxes, and calls that were left open."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
 from toolserver.calls.answer import Answer
 from toolserver.calls.failure import interrupted
-from toolserver.store import calls, sandboxes, sessions
+from toolserver.store import calls, epoch, sandboxes, sessions
+from toolserver.store.calls import CallRow
+from toolserver.store.sandboxes import SandboxRow
+from toolserver.store.sessions import SessionRow
 
 
-def close_left_open(connection: Connection) -> tuple[int, int]:
-    """Running calls become outcome_unknown, live sessions are gone (node_lost). How many of each."""
+@dataclass(frozen=True)
+class LeftOpen:
+    """`epoch` is that of the server that starts; `calls` are those whose session lives."""
+
+    epoch: int
+    sessions: list[SessionRow]
+    sandboxes: list[SandboxRow]
+    calls: list[CallRow]
+
+
+def take_stock(connection: Connection) -> LeftOpen:
+    """Begin a new epoch. Calls whose session is gone become outcome_unknown."""
     now = time.time()
-    left = calls.running(connection)
-    for row in left:
-        answer = Answer.refusal(interrupted(row.call_id), row.trace_id)
-        calls.end(connection, row.tenant, row.call_id, status=answer.status, body=answer.body, ended_at=now)
-    lost = sessions.live(connection)
-    for session in lost:
-        sessions.end(connection, session.session_id, "node_lost", now)
+    live = sessions.live(connection)
+    alive = {row.session_id for row in live}
+    open_calls = calls.running(connection)
+    for row in open_calls:
+        if row.session_id not in alive:
+            answer = Answer.refusal(interrupted(row.call_id), row.trace_id)
+            calls.end(connection, row.tenant, row.call_id, status=answer.status, body=answer.body, ended_at=now)
     sandboxes.purge(connection)
-    return len(left), len(lost)
+    return LeftOpen(
+        epoch.advance(connection),
+        live,
+        sandboxes.of_live_sessions(connection),
+        [row for row in open_calls if row.session_id in alive],
+    )

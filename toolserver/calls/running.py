@@ -11,6 +11,7 @@ from toolserver.catalog.image import Tool
 from toolserver.errors import Code, ToolServerError
 from toolserver.sandbox.tool_sandbox import ToolSandbox
 from toolserver.sessions.session import Session
+from toolserver.store.calls import CallRow
 
 CancelledBy = Literal["caller", "shutdown"]
 _MAX_MESSAGE = 2000
@@ -43,7 +44,8 @@ class Progress:
 class RunningCall:
     """`answer` is set once, when the call is written down as ended. `sandbox` is set while a sandbox works on it.
 
-    `placed` is the sandbox that it was sent to: from then on it may have had effects, and its output can be followed.
+    `left_open` is its row when an earlier server began it; its arguments are not known then. `received` turns false when it is
+    certain that no sandbox has received it or will. `placed` is the sandbox that it was sent to: from then on it may have had effects, and its output can be followed.
     """
 
     tenant: str
@@ -59,6 +61,8 @@ class RunningCall:
     queued: bool = False  # it waits for its turn, and nothing of it ran
     waiters: int = 0
     usage: dict[str, Any] | None = None  # as its sandbox told it
+    left_open: CallRow | None = None
+    received: bool = True
     answer: asyncio.Future[Answer] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     task: asyncio.Task[None] | None = None
     sandbox: ToolSandbox | None = None

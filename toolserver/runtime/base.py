@@ -106,7 +106,7 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def release(self) -> None:
-        """Let go of its stream and leave it running, for `attach`. The runtime forgets it."""
+        """Let go of its stream and leave it running, for `attach`. The runtime forgets it. `remove` may still follow."""
 
 
 class SandboxRuntime(ABC):
@@ -130,8 +130,8 @@ class SandboxRuntime(ABC):
     async def attach(self, spec: SandboxSpec, handle: str) -> Sandbox:
         """A sandbox that runs already, by its `handle`: after the death of the server that started it, or of its stream.
 
-        Raises SandboxEnded when it does not run any more (what was left of it is removed), RuntimeUnavailable when that
-        can't be told now.
+        Raises SandboxEnded when it does not run any more (what is left of it stays for `discard`), RuntimeUnavailable when
+        that can't be told now.
         """
 
     @abstractmethod

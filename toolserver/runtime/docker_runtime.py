@@ -246,7 +246,6 @@ class DockerRuntime(SandboxRuntime):
             found = await self.engine.call(lambda client: client.inspect_container(handle))
             state: dict[str, Any] = found["State"]
             if not state.get("Running"):
-                await self._remove_or_remember(handle)
                 raise SandboxEnded(_end_of(state, killed=False, log=""))
             stream = await AttachedStream.over(await self.engine.attach(handle))
         except NotInEngine as missing:

@@ -57,7 +57,7 @@ class FakeCalls:
     async def recall(self, call_id: str, wait_s: float) -> dict[str, Any]:
         record = self._records.get(call_id)
         if record is None:
-            return {"state": "unknown"}
+            return {"state": "unknown", "seen": False}
         until = asyncio.get_running_loop().time() + wait_s
         while record.result is None:
             if asyncio.get_running_loop().time() >= until:

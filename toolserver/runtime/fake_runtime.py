@@ -70,9 +70,11 @@ class FakeSandbox(Sandbox):
         """A script's own mistake is raised here, so that a test fails loudly."""
         await self.kill()
         self._forget()
-        if self._task.cancelled():
-            return SandboxEnd("killed", 137)
-        return self._task.result()
+        return self.end()
+
+    def end(self) -> SandboxEnd:
+        """How it ended, once it has."""
+        return SandboxEnd("killed", 137) if self._task.cancelled() else self._task.result()
 
     @property
     def running(self) -> bool:
@@ -137,7 +139,7 @@ class FakeRuntime(SandboxRuntime):
         if sandbox is None:
             raise SandboxEnded(SandboxEnd("removed"))
         if not sandbox.running:
-            raise SandboxEnded(await sandbox.remove())
+            raise SandboxEnded(sandbox.end())
         sandbox.released = False
         return sandbox
 

@@ -149,7 +149,10 @@ class FakeToolServer:
             while data := await stdin.read():
                 *lines, rest = (rest + data).split(b"\n")
                 for line in lines:
-                    message = json.loads(line)
+                    try:
+                        message = json.loads(line)
+                    except ValueError:  # cut off by the death of a server
+                        continue
                     self.requests.append(message)
                     if "id" in message and "method" in message:
                         tasks.create_task(self._respond(message))

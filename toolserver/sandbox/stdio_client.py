@@ -13,6 +13,8 @@ import asyncio
 import json
 import logging
 import re
+import secrets
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +25,7 @@ from toolserver.sandbox.framing import LineBuffer, Oversized
 
 METHOD_NOT_FOUND, INVALID_PARAMS, RESPONSE_TOO_LARGE = -32601, -32602, -32099
 _SEND_S = 15.0
+_FIRST_IDS = 10**14
 _MAX_GARBAGE_LINES, _MAX_GARBAGE_BYTES = 10_000, 64 << 20
 _MAX_REPLIES = 32  # open answers to requests of the sandbox
 _MAX_GIVEN_UP = 4096  # answers that nobody waits for any more and that are no garbage when they come
@@ -54,8 +57,12 @@ class StdioClient:
         self.progressed: dict[str, Callable[[dict[str, Any]], None]] = {}  # by progress token: who is told
         self._open: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._given_up: dict[int, None] = {}  # requests whose answer may still come, oldest first
-        self._last_id = 0
+        self._last_id = secrets.randbelow(
+            _FIRST_IDS
+        )  # an answer to an earlier client of the same sandbox is for nobody
         self._gone: str | None = None
+        self.cut = False  # true: the stream was lost, and what is behind it may go on
+        self.last_sent = time.monotonic()
         self._sending = asyncio.Lock()
         self._replies = Background()
         self._reader = asyncio.get_running_loop().create_task(self._read(), name=f"read {sandbox.spec.sandbox_id}")
@@ -98,14 +105,27 @@ class StdioClient:
         """Raises SandboxGone."""
         await self._send({"method": method, "params": params})
 
+    async def end_line(self) -> None:
+        """End the line that an earlier client may have been cut off in. Raises SandboxGone."""
+        async with self._sending, asyncio.timeout(_SEND_S):
+            await self.sandbox.send(b"\n")
+
     async def close(self) -> SandboxEnd:
         """Remove the sandbox; how it ended. All open requests get SandboxGone."""
         end = await self.sandbox.remove()
-        self._lose(f"the sandbox ended ({end.cause})")
+        await self._stop(f"the sandbox ended ({end.cause})")
+        return end
+
+    async def release(self) -> None:
+        """Let go of the sandbox and leave it running. All open requests get SandboxGone. `close` may still follow."""
+        await self.sandbox.release()
+        await self._stop("its stream was let go")
+
+    async def _stop(self, reason: str) -> None:
+        self._lose(reason)
         self._reader.cancel()
         await asyncio.wait([self._reader])
         await self._replies.close()
-        return end
 
     async def _send(self, message: dict[str, Any]) -> None:
         line = encode(message)
@@ -116,27 +136,27 @@ class StdioClient:
             try:
                 async with asyncio.timeout(_SEND_S):
                     await self.sandbox.send(line)
-                whole = True
+                whole, self.last_sent = True, time.monotonic()
             except TimeoutError as problem:
                 raise SandboxGone("the sandbox does not read its input") from problem
             finally:
                 if not whole:  # half a line may be out: nothing after it could be understood
-                    self._lose("a message could not be written whole")
+                    self._lose("a message could not be written whole", cut=True)
 
     async def _read(self) -> None:
         lines = LineBuffer()
-        reason = "the sandbox's output ended"
+        reason, cut = "the sandbox's output ended", True
         try:
             while data := await self.sandbox.receive():
                 for line in lines.feed(data):
                     self._take(line)
                 if self.garbage_lines > _MAX_GARBAGE_LINES or self._garbage_bytes > _MAX_GARBAGE_BYTES:
-                    reason = "the sandbox wrote too much that is no message"
+                    reason, cut = "the sandbox wrote too much that is no message", False
                     break
         except SandboxGone as problem:
             reason = str(problem)
         finally:
-            self._lose(reason)
+            self._lose(reason, cut=cut)
 
     def _take(self, line: bytes | Oversized) -> None:
         if isinstance(line, Oversized):
@@ -216,9 +236,9 @@ class StdioClient:
         except SandboxGone:
             _log.debug("reply_unheard")
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, reason: str, *, cut: bool = False) -> None:
         if self._gone is None:
-            self._gone = reason
+            self._gone, self.cut = reason, cut
         for answer in self._open.values():
             if not answer.done():
                 answer.set_exception(SandboxGone(self._gone))

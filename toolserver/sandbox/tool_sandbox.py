@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from toolserver.errors import RuntimeUnavailable, SandboxGone
 from toolserver.runtime.base import Limits, Sandbox, SandboxEnd
@@ -37,15 +39,73 @@ class OutputPart:
     ended: bool
 
 
+@dataclass(frozen=True)
+class Recalled:
+    """`forgotten`: it was received, and how it ended is not known any more. `never`: it was not, and will not be."""
+
+    state: Literal["running", "ended", "forgotten", "never"]
+    result: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Term:
+    """Under which a server uses a sandbox: its epoch, and for how long the sandbox waits to hear from it again."""
+
+    epoch: int = 0
+    lease_s: float = 900.0
+
+
 class ToolSandbox:
-    """`has_worker`: it speaks the extension. `end`: how it ended, once it was closed. `close` must be called."""
+    """`has_worker`: it speaks the extension. `end`: how it ended, once it was closed. `close` or `release` must be called."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.client = StdioClient(sandbox)
         self.has_worker = False
         self.era = PROTOCOL_VERSION
         self.end: SandboxEnd | None = None
+        self._term = Term()
         self._foreign_calls: dict[str, int] = {}  # call id to request id, without the extension
+
+    @property
+    def sandbox_id(self) -> str:
+        return self.client.sandbox.spec.sandbox_id
+
+    def protocol(self) -> str:
+        """What it speaks, as JSON, for `attach`."""
+        return json.dumps({"worker": self.has_worker, "era": self.era})
+
+    async def attach(self, protocol: str, term: Term, timeout_s: float) -> bool:
+        """Take over one that an earlier server, or an earlier stream, left; whether it had been given to a session.
+
+        What was sent before and has not arrived is refused from here on. Raises SandboxGone, TimeoutError, RpcError.
+        """
+        told = json.loads(protocol)
+        self.has_worker = told["worker"]
+        self._set_era(told["era"])
+        await self.client.end_line()
+        if not self.has_worker:
+            await self.list_tools(timeout_s)
+            return True
+        asked = {"epoch": term.epoch, "lease_s": term.lease_s}
+        answer = await self.client.request("toolcrib/attach", asked, timeout_s)
+        self._term = term
+        return answer.get("bound") is True
+
+    async def recall(self, call_id: str, wait_s: float) -> Recalled:
+        """What the worker knows of a call, waiting for its end up to `wait_s`. Raises RpcError, SandboxGone, TimeoutError."""
+        told = await self.client.request("toolcrib/recall", {"call_id": call_id, "wait_s": wait_s}, wait_s + _SHORT_S)
+        result = told.get("result")
+        if told.get("state") == "ended" and isinstance(result, dict):
+            return Recalled("ended", result)
+        if told.get("state") == "running":
+            return Recalled("running")
+        return Recalled("forgotten" if told.get("seen") is not False else "never")
+
+    async def renew(self) -> None:
+        """Tell a worker that its server lives, when it has heard nothing for a third of its lease. Never raises."""
+        if self.has_worker and time.monotonic() - self.client.last_sent >= self._term.lease_s / 3:
+            with contextlib.suppress(RpcError, SandboxGone, TimeoutError):
+                await self.client.request("ping", {}, _SHORT_S)
 
     @property
     def alive(self) -> bool:
@@ -62,13 +122,15 @@ class ToolSandbox:
                 f"The image {self._image} lacks tools of the catalog: {', '.join(missing)}. Build it anew: toolserver images build."
             )
 
-    async def bind(self, env: Mapping[str, str], limits: Limits, timeout_s: float) -> None:
+    async def bind(self, env: Mapping[str, str], limits: Limits, term: Term, timeout_s: float) -> None:
         """Give it to a session, before its first call. Without the extension there is nothing to do. Raises RuntimeUnavailable."""
         if not self.has_worker:
             return
         bound = {"memory_mb": limits.memory_mb, "disk_mb": limits.disk_mb, "cpus": limits.cpus}
         with self._being_made_ready(timeout_s):
-            await self.client.request("toolcrib/bind", {"env": dict(env), "limits": bound}, timeout_s)
+            asked = {"env": dict(env), "limits": bound, "epoch": term.epoch, "lease_s": term.lease_s}
+            await self.client.request("toolcrib/bind", asked, timeout_s)
+        self._term = term
 
     @property
     def _image(self) -> str:
@@ -97,13 +159,7 @@ class ToolSandbox:
             welcome = await self.client.request("initialize", hello, timeout_s)
         except RpcError:
             # the first message decides the era: one that refuses `initialize` may know only the later one
-            self.era = STATELESS_VERSION
-            prefix = "io.modelcontextprotocol/"
-            self.client.meta = {
-                f"{prefix}protocolVersion": STATELESS_VERSION,
-                f"{prefix}clientInfo": _CLIENT,
-                f"{prefix}clientCapabilities": {},
-            }
+            self._set_era(STATELESS_VERSION)
             welcome = await self.client.request("server/discover", {}, timeout_s)
         else:
             await self.client.notify("notifications/initialized", {})
@@ -111,6 +167,16 @@ class ToolSandbox:
         experimental = capabilities.get("experimental") if isinstance(capabilities, dict) else None
         worker = experimental.get(WORKER_EXTENSION) if isinstance(experimental, dict) else None
         self.has_worker = isinstance(worker, dict) and worker.get("version") == WORKER_VERSION
+
+    def _set_era(self, era: str) -> None:
+        self.era = era
+        if era == STATELESS_VERSION:
+            prefix = "io.modelcontextprotocol/"
+            self.client.meta = {
+                f"{prefix}protocolVersion": STATELESS_VERSION,
+                f"{prefix}clientInfo": _CLIENT,
+                f"{prefix}clientCapabilities": {},
+            }
 
     async def list_tools(self, timeout_s: float) -> list[dict[str, Any]]:
         """All pages. Raises as StdioClient.request."""
@@ -145,8 +211,8 @@ class ToolSandbox:
         meta: dict[str, Any] = {} if traceparent is None else {"traceparent": traceparent}
         params: dict[str, Any] = {"name": tool, "arguments": arguments, "_meta": meta}
         if self.has_worker:
-            told = {"call_id": call_id, "deadline_s": deadline_s, "max_text_bytes": max_text_bytes}
-            meta["toolcrib/call"] = told
+            bounds = {"deadline_s": deadline_s, "max_text_bytes": max_text_bytes}
+            meta["toolcrib/call"] = {"call_id": call_id, "epoch": self._term.epoch, **bounds}
             return await self.client.request("tools/call", params, deadline_s + grace_s)
         numbers = self._foreign_calls
         if on_progress is not None:
@@ -230,6 +296,10 @@ class ToolSandbox:
         if self.end is None:
             self.end = await self.client.close()
         return self.end
+
+    async def release(self) -> None:
+        """Let go of it and leave it running."""
+        await self.client.release()
 
 
 def _part(told: dict[str, Any], offset: int) -> OutputPart | None:

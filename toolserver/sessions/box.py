@@ -1,24 +1,34 @@
-"""One image's place in a session: its sandbox is started once, replaced when it died, and ended with the session."""
+"""One image's place in a session: its sandbox is started once, found again, replaced when it died, and ended with the session."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from toolserver.catalog.image import ToolImage
-from toolserver.errors import RuntimeUnavailable
-from toolserver.runtime.base import Limits, Network, SandboxEnd, SandboxRuntime, SandboxSpec
+from toolserver.errors import RuntimeUnavailable, SandboxGone, StoreUnavailable
+from toolserver.runtime.base import Limits, Network, SandboxEnd, SandboxEnded, SandboxRuntime, SandboxSpec
 from toolserver.sandbox.background import Background
-from toolserver.sandbox.tool_sandbox import ToolSandbox
+from toolserver.sandbox.stdio_client import RpcError
+from toolserver.sandbox.tool_sandbox import Term, ToolSandbox
 from toolserver.sessions.claim import Claim
 from toolserver.sessions.holdings import Holdings
 from toolserver.sessions.starting import Starts, start_sandbox
+from toolserver.sessions.terms import Terms
+from toolserver.store import sandboxes as rows
+from toolserver.store.database import Database
+from toolserver.store.sandboxes import SandboxRow
 from toolserver.telemetry.logs import without
 from toolserver.telemetry.trace import Stage
 
+_ATTACH_S = 10.0  # for a worker to answer `attach`; one that does not is replaced
+_SETTLE_S = 3.0  # for the engine to note that a sandbox whose streams ended has ended itself
+_REPLACED = "the one before it ended"
 _log = logging.getLogger(__name__)
 
 
@@ -36,76 +46,182 @@ class BoxPlan:
     start_timeout_s: float
 
 
-class Box:
-    def __init__(
-        self,
-        plan: BoxPlan,
-        runtime: SandboxRuntime,
-        background: Background,
-        starts: Starts,
-        *,
-        holdings: Holdings,
-        counted: Callable[[], None],
-    ) -> None:
-        """`background` owns starts under way, `starts` bounds how many there are at a time, `counted` is told of each.
+@dataclass(frozen=True)
+class BoxServices:
+    """What all boxes share. `background` owns starts under way, `starts` and `attaches` bound how many there are at a time.
 
-        A sandbox that could not be removed leaves `holdings` all the same: then a reconcile takes it later.
-        """
+    A sandbox that could not be removed leaves `holdings` all the same: then a reconcile takes it later. `counted` is told of
+    each start.
+    """
+
+    runtime: SandboxRuntime
+    database: Database
+    background: Background
+    holdings: Holdings
+    terms: Terms
+    starts: Starts
+    attaches: asyncio.Semaphore
+    counted: Callable[[], None]
+
+
+class Box:
+    def __init__(self, plan: BoxPlan, services: BoxServices, earlier: SandboxRow | None = None) -> None:
+        """`earlier`: the sandbox that a server before this one used."""
         self.plan = plan
-        self._runtime, self._background, self._starts, self._counted = runtime, background, starts, counted
-        self._holdings = holdings
+        self._services = services
         self._live: ToolSandbox | None = None
+        self._earlier = earlier
+        self._generation = 0 if earlier is None else earlier.generation
         self._start_task: asyncio.Task[ToolSandbox] | None = None
         self._changing = asyncio.Lock()
         self._lost: SandboxEnd | None = None  # an end that no call was told of yet
         self._closed = False
-        self._warm, self._why_cold = False, "it was started at its first use"
+        self._why_cold: str | None = "it was started at its first use"  # None: it came from the pool
+        if earlier is not None:
+            self._why_cold = earlier.why_cold
+            services.holdings.sandboxes.add(earlier.sandbox_id)
 
     @property
     def live(self) -> ToolSandbox | None:
         """The running sandbox, if there is one."""
         return self._live if self._live is not None and self._live.alive else None
 
-    def begin_with(self, claim: Claim) -> None:
-        """What the pool had for its first sandbox. Before any use of the box."""
+    async def begin_with(self, claim: Claim) -> None:
+        """What the pool had for its first sandbox. Before any use of the box. Raises RuntimeUnavailable."""
         if claim.spare is not None:
-            self._live, self._warm = claim.spare.sandbox, True
+            self._live, self._why_cold = claim.spare.sandbox, None
+            if self._live is not None:
+                await self._record(self._live)
         elif claim.reason is not None:
             self._why_cold = claim.reason
 
     def as_json(self) -> dict[str, str] | None:
         """The sandbox as clients see it; None when there is none now."""
-        if self._live is None:
+        if self._live is not None:
+            sandbox_id = self._live.sandbox_id
+        elif self._earlier is not None:
+            sandbox_id = self._earlier.sandbox_id
+        else:
             return None
-        told = {"image": self.plan.image.name, "sandbox_id": self._live.client.sandbox.spec.sandbox_id}
-        if self._warm:
+        told = {"image": self.plan.image.name, "sandbox_id": sandbox_id}
+        if self._why_cold is None:
             return {**told, "start": "warm"}
         return {**told, "start": "cold", "reason": self._why_cold}
 
+    @property
+    def generation(self) -> int:
+        """How many sandboxes it has had, the present one included."""
+        return self._generation
+
+    @property
+    def first_candidate(self) -> int:
+        """The generation of the first sandbox that a call written down now can be sent to."""
+        present = self._live is not None or self._earlier is not None
+        return self._generation if present else self._generation + 1
+
+    @property
+    def needs_care(self) -> bool:
+        """Whether there is a sandbox to be found again, or one whose stream ended."""
+        return not self._closed and (self._earlier is not None or (self._live is not None and not self._live.alive))
+
     async def sandbox(self) -> ToolSandbox:
-        """The running sandbox; started or replaced when there is none. Raises RuntimeUnavailable.
+        """The running sandbox; found again, started or replaced when there is none. Raises RuntimeUnavailable.
 
         One start serves all who wait, and goes on when one of them is cancelled.
         """
         if (live := self.live) is not None:
             return live
-        if self._start_task is None or self._start_task.done():
-            self._start_task = self._background.spawn(
-                self._renew(), f"start {self.plan.image.name} of {self.plan.session_id}"
-            )
         with Stage("start"):
+            if self._start_task is None or self._start_task.done():
+                self._start_task = self._services.background.spawn(
+                    self._renew(), f"start {self.plan.image.name} of {self.plan.session_id}"
+                )
             return await asyncio.shield(self._start_task)
 
     async def _renew(self) -> ToolSandbox:
         async with self._changing:
             if (live := self.live) is not None:
                 return live
-            if self._live is not None:
-                await self._remove(self._live)
+            with contextlib.suppress(SandboxEnded):
+                return await self._find_again()
             if self._closed:
                 raise RuntimeUnavailable("The session is ending.")
             self._live = await self._start()
             return self._live
+
+    async def care(self) -> None:
+        """Find the sandbox again, or note that it is lost and remove what is left of it. Raises RuntimeUnavailable."""
+        async with self._changing:
+            if self.needs_care:
+                with contextlib.suppress(SandboxEnded):
+                    await self._find_again()
+
+    async def found_again(self, dead: ToolSandbox | None) -> ToolSandbox:
+        """The sandbox behind the stream of `dead`, or (None) the one that an earlier server used, when it still runs.
+
+        Raises SandboxEnded, and RuntimeUnavailable when that can't be told now.
+        """
+        async with self._changing:
+            live = self.live
+            if dead is not None and self._live is not dead:
+                if live is None or live.sandbox_id != dead.sandbox_id:
+                    raise SandboxEnded(dead.end or SandboxEnd("unknown"))
+                return live
+            return live if live is not None else await self._find_again()
+
+    async def _find_again(self) -> ToolSandbox:
+        """In `_changing`. Raises SandboxEnded, RuntimeUnavailable."""
+        if self._closed:
+            raise SandboxEnded(SandboxEnd("killed"))
+        if (dead := self._live) is not None:
+            if not dead.client.cut or not dead.has_worker:
+                raise SandboxEnded(await self._remove(dead))
+            await dead.release()
+            sandbox, term = dead.client.sandbox, self._services.terms.later()
+            try:
+                self._live = await self._attach(sandbox.spec, sandbox.handle, dead.protocol(), term)
+            except SandboxEnded as gone:
+                raise SandboxEnded(await self._remove(dead)) from gone
+            _log.info("sandbox_attached_again", extra={"fields": self._fields()})
+            return self._live
+        if (earlier := self._earlier) is None:
+            raise SandboxEnded(self._lost or SandboxEnd("unknown"))
+        spec = SandboxSpec.load(earlier.spec)
+        async with self._services.attaches:
+            try:
+                self._live = await self._attach(spec, earlier.handle, earlier.protocol, self._services.terms.first)
+            except SandboxEnded as gone:
+                self._lost, self._earlier, self._why_cold = gone.end, None, _REPLACED
+                self._services.holdings.sandboxes.discard(spec.sandbox_id)
+                with contextlib.suppress(RuntimeUnavailable):  # a reconcile takes it later
+                    await self._services.runtime.discard(frozenset({spec.sandbox_id}), frozenset())
+                raise
+        self._earlier = None
+        _log.info("sandbox_attached", extra={"fields": self._fields()})
+        return self._live
+
+    async def _attach(self, spec: SandboxSpec, handle: str, protocol: str, term: Term) -> ToolSandbox:
+        """Raises SandboxEnded: it is no more, or does not answer. RuntimeUnavailable: that can't be told now."""
+        until = asyncio.get_running_loop().time() + _SETTLE_S
+        while True:
+            found = ToolSandbox(await self._services.runtime.attach(spec, handle))
+            try:
+                if await found.attach(protocol, term, _ATTACH_S):
+                    return found
+                problem: Exception | str = "it was never given to its session"
+            except SandboxGone as ending:  # its end is seen on the stream before the engine notes it
+                await found.release()
+                if asyncio.get_running_loop().time() < until:
+                    await asyncio.sleep(0.05)
+                    continue
+                problem = ending
+            except (TimeoutError, RpcError) as deaf:
+                problem = deaf
+            except BaseException:
+                await found.release()
+                raise
+            _log.warning("sandbox_not_attached", extra={"fields": {**self._fields(), "problem": repr(problem)}})
+            raise SandboxEnded(await found.close())
 
     def take_loss(self) -> SandboxEnd | None:
         """How the sandbox before this one ended, told once: the state in it is lost."""
@@ -113,7 +229,7 @@ class Box:
         return lost
 
     async def bury(self, dead: ToolSandbox) -> SandboxEnd:
-        """Remove a sandbox whose stream broke or that must go; how it ended. The next call gets a fresh one."""
+        """Remove a sandbox that must go; how it ended. The next call gets a fresh one."""
         async with self._changing:
             if self._live is dead:
                 return await self._remove(dead)
@@ -124,21 +240,33 @@ class Box:
         async with self._changing:  # a start under way is waited for, and ended with what it started
             if self._live is not None:
                 await self._remove(self._live)
+            if self._earlier is not None:
+                name = self._earlier.sandbox_id
+                try:
+                    await self._services.runtime.discard(frozenset({name}), frozenset())
+                finally:
+                    self._earlier = None
+                    self._services.holdings.sandboxes.discard(name)
+
+    async def release(self) -> None:
+        """Let go of the sandbox and leave it running for the next server."""
+        self._closed = True
+        async with self._changing:
+            if self._live is not None:
+                await self._live.release()
+                self._live = None
 
     async def _remove(self, sandbox: ToolSandbox) -> SandboxEnd:
         try:
             end = await sandbox.close()
         except RuntimeUnavailable as problem:
-            _log.error(
-                "sandbox_not_removed", extra={"fields": {"session_id": self.plan.session_id, "problem": str(problem)}}
-            )
+            _log.error("sandbox_not_removed", extra={"fields": {**self._fields(), "problem": str(problem)}})
             sandbox.end = end = SandboxEnd("runtime_lost")
-        self._holdings.sandboxes.discard(sandbox.client.sandbox.spec.sandbox_id)
+        self._services.holdings.sandboxes.discard(sandbox.sandbox_id)
         self._live, self._lost = None, end
-        self._warm, self._why_cold = False, "the one before it ended"
+        self._why_cold = _REPLACED
         fields = {
-            "session_id": self.plan.session_id,
-            "image": self.plan.image.name,
+            **self._fields(),
             "cause": end.cause,
             "exit_code": end.exit_code,
             "garbage_lines": sandbox.client.garbage_lines,
@@ -147,12 +275,17 @@ class Box:
         _log.info("sandbox_ended", extra={"fields": fields})
         return end
 
+    def _fields(self) -> dict[str, object]:
+        return {"session_id": self.plan.session_id, "image": self.plan.image.name}
+
     def _tail(self, end: SandboxEnd) -> str:
         """The last words of a sandbox for the log, without what the session's environment holds."""
         return without(self.plan.env.values(), end.log_tail)[-2000:]
 
     async def _start(self) -> ToolSandbox:
-        plan = self.plan
+        plan, services = self.plan, self._services
+        if self._generation and not await services.runtime.has_workspace(plan.workspace_id):
+            raise RuntimeUnavailable("The session's workspace is lost.")  # the reconcile ends the session
         spec = SandboxSpec(
             sandbox_id=f"sbx_{secrets.token_hex(8)}",
             workspace_id=plan.workspace_id,
@@ -164,20 +297,43 @@ class Box:
             network=plan.network,
             env=plan.image.env,
         )
-        self._holdings.sandboxes.add(spec.sandbox_id)
+        services.holdings.sandboxes.add(spec.sandbox_id)
         try:
             return await self._started(spec)
         except BaseException:
-            self._holdings.sandboxes.discard(spec.sandbox_id)
+            services.holdings.sandboxes.discard(spec.sandbox_id)
             raise
 
     async def _started(self, spec: SandboxSpec) -> ToolSandbox:
-        plan = self.plan
-        started = await start_sandbox(self._runtime, self._starts, spec, plan.expected_tools, plan.start_timeout_s)
+        plan, services = self.plan, self._services
+        started = await start_sandbox(
+            services.runtime, services.starts, spec, plan.expected_tools, plan.start_timeout_s
+        )
         try:
-            await started.bind(plan.env, plan.limits, plan.start_timeout_s)
+            await started.bind(plan.env, plan.limits, services.terms.first, plan.start_timeout_s)
+            await self._record(started)
         except BaseException:
             await started.close()
             raise
-        self._counted()
+        services.counted()
         return started
+
+    async def _record(self, started: ToolSandbox) -> None:
+        """Write it down before anything is sent to it. Raises RuntimeUnavailable."""
+        sandbox = started.client.sandbox
+        row = SandboxRow(
+            sandbox_id=started.sandbox_id,
+            session_id=self.plan.session_id,
+            image=self.plan.image.name,
+            handle=sandbox.handle,
+            spec=sandbox.spec.dump(),
+            protocol=started.protocol(),
+            generation=self._generation + 1,
+            started_at=time.time(),
+            why_cold=self._why_cold,
+        )
+        try:
+            await self._services.database.write_small(lambda connection: rows.put(connection, row))
+        except StoreUnavailable as problem:
+            raise RuntimeUnavailable("The server can't write down what it starts. Try again later.") from problem
+        self._generation += 1

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from toolserver.errors import RuntimeUnavailable
 from toolserver.runtime.base import Limits, Network, SandboxRuntime
 from toolserver.runtime.hardening import fixed_at_start, thread_env
+from toolserver.sandbox.tool_sandbox import Term
 from toolserver.sessions.pool import Pool
 from toolserver.sessions.spare import Spare
 from toolserver.telemetry.trace import Stage
@@ -33,7 +34,7 @@ class Claim:
     reason: str | None = None
 
 
-async def claim(pool: Pool, runtime: SandboxRuntime, wanted: Wanted) -> Claim:
+async def claim(pool: Pool, runtime: SandboxRuntime, wanted: Wanted, term: Term) -> Claim:
     """Never raises for what a cold start can do."""
     reason = pool.unfit(wanted.image) or ("the network can't be opened later" if wanted.network == "open" else None)
     if reason is None and fixed_at_start(wanted.limits) != fixed_at_start(pool.limits(wanted.image)):
@@ -42,10 +43,10 @@ async def claim(pool: Pool, runtime: SandboxRuntime, wanted: Wanted) -> Claim:
         return Claim(None, reason)
     pool.note_demand(wanted.image)
     with Stage("start"):
-        return await _bind_one(pool, runtime, wanted)
+        return await _bind_one(pool, runtime, wanted, term)
 
 
-async def _bind_one(pool: Pool, runtime: SandboxRuntime, wanted: Wanted) -> Claim:
+async def _bind_one(pool: Pool, runtime: SandboxRuntime, wanted: Wanted, term: Term) -> Claim:
     while (spare := pool.take(wanted.image)) is not None:
         try:
             await _resize(runtime, spare, wanted.limits)
@@ -55,7 +56,7 @@ async def _bind_one(pool: Pool, runtime: SandboxRuntime, wanted: Wanted) -> Clai
         except BaseException:
             pool.end(spare)
             raise
-        if await _bound(pool, spare, wanted.env):
+        if await _bound(pool, spare, wanted.env, term):
             return Claim(spare)
     return Claim(None, "none was ready")
 
@@ -65,13 +66,13 @@ async def _resize(runtime: SandboxRuntime, spare: Spare, limits: Limits) -> None
         await runtime.resize(spare.sandbox.client.sandbox, limits)
 
 
-async def _bound(pool: Pool, spare: Spare, env: Mapping[str, str]) -> bool:
+async def _bound(pool: Pool, spare: Spare, env: Mapping[str, str], term: Term) -> bool:
     """Whether it took the session; if not, it is ended."""
     taken = False
     try:
         if spare.sandbox is not None:
             # what it was started with stands in its environment, for other limits perhaps
-            await spare.sandbox.bind({**thread_env(spare.limits), **env}, spare.limits, _BIND_S)
+            await spare.sandbox.bind({**thread_env(spare.limits), **env}, spare.limits, term, _BIND_S)
             taken = True
     except RuntimeUnavailable:
         pass

@@ -13,6 +13,8 @@ from toolserver.store.database import Database
 
 TICK_S = 0.5
 _RECONCILE_S = 5.0
+_LEASES_S = 5.0
+_NOTE_USE_S = 10.0
 _CLEAN_UP_S = 10.0
 _PURGE_S = 600.0
 _DAY_S = 86_400.0
@@ -23,6 +25,8 @@ class Reaper:
     def __init__(self, registry: Registry, database: Database) -> None:
         self._registry, self._database = registry, database
         self._next: dict[str, float] = {}
+        self._reconciling: asyncio.Future[None] = asyncio.Future()
+        self._reconciling.set_result(None)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -38,8 +42,12 @@ class Reaper:
         for session in self._registry.live():
             if (cause := session.due(now)) is not None:
                 await self._registry.end(session, cause)
-        if self._is_time("reconcile", now, _RECONCILE_S):
-            await self.reconcile()
+        if self._reconciling.done() and self._is_time("reconcile", now, _RECONCILE_S):
+            self._reconciling = self._registry.background.spawn(self.reconcile(), "reconcile")
+        if self._is_time("leases", now, _LEASES_S):
+            self._registry.background.spawn(self._registry.renew_leases(), "renew leases")
+        if self._is_time("use", now, _NOTE_USE_S):
+            await self.note_use()
         if self._is_time("clean up", now, _CLEAN_UP_S):
             await self._registry.retry_clean_up()
         if self._is_time("purge", now, _PURGE_S):
@@ -52,14 +60,22 @@ class Reaper:
         return due
 
     async def reconcile(self) -> None:
-        """Remove what belongs to nobody. While the runtime is away it is tried again later."""
+        """Engine and store are brought together. While the runtime is away it is tried again later."""
         try:
-            count = await self._registry.remove_orphans()
+            await self._registry.care()
+            count = await self._registry.reconcile()
         except RuntimeUnavailable as problem:
             _log.warning("reconcile_put_off", extra={"fields": {"problem": str(problem)}})
             return
         if count:
             _log.info("orphans_removed", extra={"fields": {"count": count}})
+
+    async def note_use(self) -> None:
+        """So that idle times go on over a restart."""
+        try:
+            await self._registry.note_use()
+        except StoreUnavailable as problem:
+            _log.warning("use_not_noted", extra={"fields": {"problem": str(problem)}})
 
     async def purge(self) -> None:
         """Forget outcomes and tombstones past their time."""

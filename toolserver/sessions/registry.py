@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
+
+from sqlalchemy import Connection
 
 from toolserver.catalog.catalog import Catalog
 from toolserver.catalog.image import LimitsOverride, ToolImage
@@ -16,7 +19,7 @@ from toolserver.errors import Code, RuntimeUnavailable, StoreUnavailable, ToolSe
 from toolserver.journal.journal import Journal
 from toolserver.runtime.base import Limits, Network, SandboxRuntime
 from toolserver.sandbox.background import Background
-from toolserver.sessions.box import Box, BoxPlan
+from toolserver.sessions.box import Box, BoxPlan, BoxServices
 from toolserver.sessions.claim import Claim, Wanted, claim
 from toolserver.sessions.holdings import Holdings
 from toolserver.sessions.places import SessionPlaces
@@ -24,13 +27,16 @@ from toolserver.sessions.pool import Pool
 from toolserver.sessions.session import Cause, Ending, Grant, Session
 from toolserver.sessions.spare import SpareMaker
 from toolserver.sessions.starting import Starts
+from toolserver.sessions.terms import Terms
 from toolserver.settings import Settings
+from toolserver.store import sandboxes as sandbox_rows
 from toolserver.store import sessions as rows
 from toolserver.store.database import Database
+from toolserver.store.sandboxes import SandboxRow
 from toolserver.store.sessions import SessionRow
 from toolserver.telemetry.trace import Stage
 
-_PARALLEL_STARTS = 4
+_PARALLEL_STARTS, _PARALLEL_ATTACHES = 4, 8
 Prepare = Callable[[Session], Awaitable[None]]
 _log = logging.getLogger(__name__)
 
@@ -62,9 +68,11 @@ class Registry:
         self._live: dict[str, Session] = {}
         self._ending: dict[str, Session] = {}  # gone for clients, not yet cleaned up or not yet written down
         self._creating: dict[str, str] = {}  # session id to tenant
+        self._noted_use: dict[str, float] = {}
         self._starts = Starts(_PARALLEL_STARTS)
         self.holdings = Holdings()
         self.left_over = 0  # what was nobody's at the last reconcile and is not removed yet
+        self._boxes = self._box_services(Terms(0, settings.session.lease_s))
         self.pool = self._make_pool(hot)
 
     def _make_pool(self, hot: Callable[[], bool]) -> Pool:
@@ -81,6 +89,73 @@ class Registry:
         )
         eager = [image.name for image in self.catalog.images.values() if image.start == "eager"]
         return Pool(self.settings.pool, maker, eager, may_start=lambda: self._starts.idle, hot=hot, clock=self.clock)
+
+    def _box_services(self, terms: Terms) -> BoxServices:
+        return BoxServices(
+            runtime=self.runtime,
+            database=self._database,
+            background=self.background,
+            holdings=self.holdings,
+            terms=terms,
+            starts=self._starts,
+            attaches=asyncio.Semaphore(_PARALLEL_ATTACHES),
+            counted=self._counted,
+        )
+
+    def take_over(self, epoch: int, sessions: Iterable[SessionRow], sandboxes: Iterable[SandboxRow]) -> None:
+        """Before anything else: go on with the sessions of the servers before this one, which has this `epoch`.
+
+        They are live from here on; their sandboxes are found again when they are used, and all of them by `care`.
+        """
+        self._boxes = self._box_services(Terms(epoch, self.settings.session.lease_s))
+        earlier = {(row.session_id, row.image): row for row in sandboxes}
+        for row in sessions:
+            grant = Grant.load(row.grant_json)
+            images = [self.catalog.images[name] for name in grant.images if name in self.catalog.images]
+            boxes = {
+                image.name: self._box(
+                    row.session_id, row.workspace_id, image, grant, earlier.get((row.session_id, image.name))
+                )
+                for image in images
+            }
+            self.holdings.workspaces.add(row.workspace_id)
+            self.places.hold(row.session_id, row.tenant, grant)
+            now, wall = self.clock(), time.time()
+            self._live[row.session_id] = Session(
+                session_id=row.session_id,
+                workspace_id=row.workspace_id,
+                tenant=row.tenant,
+                grant=grant,
+                created_at=row.created_at,
+                started=now + row.expires_at - wall - grant.ttl_s,
+                boxes=boxes,
+                background=self.background,
+                clock=self.clock,
+                last_used=now - max(0.0, wall - row.last_used_at),
+            )
+
+    async def care(self) -> None:
+        """Find again what is to be found again, side by side. While the runtime is away it is tried again later."""
+        boxes = [box for session in self.live() for box in session.boxes.values() if box.needs_care]
+        ends = await asyncio.gather(*(box.care() for box in boxes), return_exceptions=True)
+        for end in ends:
+            if isinstance(end, RuntimeUnavailable):
+                _log.warning("sandbox_not_found_yet", extra={"fields": {"problem": str(end)}})
+            elif isinstance(end, BaseException):
+                _log.error("sandbox_not_cared_for", exc_info=end)
+
+    async def renew_leases(self) -> None:
+        live = [box.live for session in self.live() for box in session.boxes.values()]
+        await asyncio.gather(*(sandbox.renew() for sandbox in live if sandbox is not None))
+
+    async def note_use(self) -> None:
+        """Write down when sessions were used last, of those that were since the last time. Raises StoreUnavailable."""
+        now, wall = self.clock(), time.time()
+        used = {s.session_id: s.used_at(now) for s in self.live()}
+        changed = {name: wall - (now - at) for name, at in used.items() if self._noted_use.get(name) != at}
+        if changed:
+            await self._database.write(lambda connection: rows.used(connection, changed))
+        self._noted_use = used
 
     def live(self) -> list[Session]:
         return list(self._live.values())
@@ -146,9 +221,9 @@ class Registry:
             if spare is not None and self.catalog.images[spare.image].limits == LimitsOverride():
                 grant = replace(grant, limits=spare.limits)  # as they were read back
             boxes = {image.name: self._box(session_id, workspace_id, image, grant) for image in images}
-            for name, found in claims.items():
-                boxes[name].begin_with(found)
             try:
+                for name, found in claims.items():
+                    await boxes[name].begin_with(found)
                 if spare is None:
                     self.holdings.workspaces.add(workspace_id)
                     await self.runtime.create_workspace(workspace_id, grant.limits.disk_mb)
@@ -166,6 +241,8 @@ class Registry:
                 if told:
                     self._journal.append_surely("session_ended", tenant=tenant, session_id=session_id, cause="not_made")
                 await self._dismantle(session_id, workspace_id, boxes)
+                with contextlib.suppress(StoreUnavailable):  # the next start forgets them
+                    await self._database.write(lambda connection: sandbox_rows.forget(connection, session_id))
                 raise
             self._live[session_id] = session
         except BaseException:
@@ -184,7 +261,7 @@ class Registry:
                 claims[image.name] = Claim(None, "the session's workspace came with another sandbox")
             else:
                 wanted = Wanted(image.name, lower(grant.limits, image), _network(grant, image), _env(grant, image))
-                claims[image.name] = await claim(self.pool, self.runtime, wanted)
+                claims[image.name] = await claim(self.pool, self.runtime, wanted, self._boxes.terms.first)
             self._claimed("cold" if claims[image.name].spare is None else "warm")
         return claims
 
@@ -194,9 +271,10 @@ class Registry:
             session_id, workspace_id, tenant, grant, time.time(), now, boxes, self.background, self.clock, last_used=now
         )
 
-    def _box(self, session_id: str, workspace_id: str, image: ToolImage, grant: Grant) -> Box:
-        plan = self._plan(session_id, workspace_id, image, grant)
-        return Box(plan, self.runtime, self.background, self._starts, holdings=self.holdings, counted=self._counted)
+    def _box(
+        self, session_id: str, workspace_id: str, image: ToolImage, grant: Grant, earlier: SandboxRow | None = None
+    ) -> Box:
+        return Box(self._plan(session_id, workspace_id, image, grant), self._boxes, earlier)
 
     def _plan(self, session_id: str, workspace_id: str, image: ToolImage, grant: Grant) -> BoxPlan:
         return BoxPlan(
@@ -235,12 +313,18 @@ class Registry:
         ending = self.background.spawn(self.end(session, "deleted", key_id=key_id), f"delete {session.session_id}")
         await asyncio.wait([await asyncio.shield(ending)], timeout=wait_s)
 
-    async def _write_down(self, session: Session) -> bool:
+    async def _write_down(self, session: Session, *, cleaned: bool = False) -> bool:
         ending = session.ending
         if ending is None:
             return False
+
+        def write(connection: Connection) -> None:
+            rows.end(connection, session.session_id, ending.cause, ending.at)
+            if cleaned:
+                sandbox_rows.forget(connection, session.session_id)
+
         try:
-            await self._database.write(lambda c: rows.end(c, session.session_id, ending.cause, ending.at))
+            await self._database.write(write)
         except StoreUnavailable as problem:
             # kept in `_ending`, so it is still answered with 410; the reaper tries again
             _log.error(
@@ -253,7 +337,7 @@ class Registry:
         if session.session_id not in self._ending:
             return
         whole = await self._dismantle(session.session_id, session.workspace_id, session.boxes)
-        if whole and await self._write_down(session):
+        if whole and await self._write_down(session, cleaned=True):
             self._ending.pop(session.session_id, None)
 
     async def _dismantle(self, session_id: str, workspace_id: str, boxes: Mapping[str, Box]) -> bool:
@@ -274,13 +358,29 @@ class Registry:
         for session in list(self._ending.values()):
             self.background.spawn(self._clean_up(session), f"end {session.session_id} again")
 
-    async def remove_orphans(self) -> int:
-        """Remove what is on the engine and nobody's; how much it was. Raises RuntimeUnavailable."""
-        sandboxes, workspaces = self.holdings.orphans(await self.runtime.inventory())
+    async def reconcile(self) -> int:
+        """Bring engine and store together: what is nobody's is removed, how much it was; a session that lost its workspace ends.
+
+        Raises RuntimeUnavailable.
+        """
+        before = self.live()  # what is made later may be missing from the inventory
+        found = await self.runtime.inventory()
+        for session in before:
+            if session.ending is None and session.workspace_id not in found.workspaces:
+                _log.error("workspace_lost", extra={"fields": {"session_id": session.session_id}})
+                await self.end(session, "node_lost")
+        sandboxes, workspaces = self.holdings.orphans(found)
         self.left_over = count = len(sandboxes) + len(workspaces)
         await self.runtime.discard(sandboxes, workspaces)
         self.left_over = 0
         return count
+
+    async def release(self, timeout_s: float) -> None:
+        """Leave all sessions as they are, for the next server: their sandboxes run on."""
+        boxes = [box for session in self._live.values() for box in session.boxes.values()]
+        ends = [self.pool.close(timeout_s), *(box.release() for box in boxes)]
+        await asyncio.gather(*ends, return_exceptions=True)
+        await self.background.finish(timeout_s)
 
     async def close(self, timeout_s: float) -> None:
         """End all, the pool too, and wait until nothing is left of them."""

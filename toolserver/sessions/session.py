@@ -36,7 +36,7 @@ _WHY = {
     "expired": "its ttl_s was over",
     "deleted": "it was deleted",
     "oom": "its sandbox ran out of memory",
-    "node_lost": "the server that held it stopped without warning",
+    "node_lost": "its workspace was lost with the machine or the engine that held it",
     "shutdown": "the server was shut down",
 }
 
@@ -122,6 +122,10 @@ class Session:
                 "The session's files are being restored to a snapshot, and nothing else may change them meanwhile. Try again in a moment.",
                 retry_after_s=1,
             )
+
+    def used_at(self, now: float) -> float:
+        """When it was used last, as the clock tells: now while it is."""
+        return now if self.busy else self.last_used
 
     def due(self, now: float) -> Cause | None:
         """Why it is to end at `now`, if it is."""

@@ -85,7 +85,7 @@ def end(
 
 
 def forget(connection: Connection, tenant: str, call_id: str) -> None:
-    """Of a call that was written down and did not begin after all."""
+    """Of a call that is known not to have run: its name is free again."""
     connection.execute(delete(calls).where(calls.c.tenant == tenant, calls.c.call_id == call_id))
 
 

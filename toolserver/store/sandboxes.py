@@ -13,7 +13,7 @@ from toolserver.store.schema import sandboxes, sessions
 class SandboxRow:
     """The latest sandbox of an image in a session. `spec` and `protocol` are JSON, `started_at` is seconds since 1970.
 
-    `generation` counts the sandboxes of that image in that session from 1. The row stays when the sandbox is gone, until
+    `why_cold` is None for one that came from the pool. `generation` counts the sandboxes of that image in that session from 1. The row stays when the sandbox is gone, until
     there is a next one: so it is known which sandbox a call can have been sent to.
     """
 
@@ -25,6 +25,7 @@ class SandboxRow:
     protocol: str
     generation: int
     started_at: float
+    why_cold: str | None = None
 
 
 def put(connection: Connection, row: SandboxRow) -> None:

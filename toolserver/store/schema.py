@@ -63,6 +63,7 @@ sandboxes = Table(
     Column("protocol", Text, nullable=False),  # what it speaks
     Column("generation", Integer, nullable=False),  # the how many-th sandbox of its image in its session, from 1
     Column("started_at", Float, nullable=False),
+    Column("why_cold", Text),  # NULL: it came from the pool
     Index("sandboxes_session_id", "session_id"),
 )
 

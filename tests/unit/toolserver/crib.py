@@ -168,6 +168,32 @@ async def running(chosen: Settings, runtime: FakeRuntime | None = None) -> Async
         await server.close()
 
 
+async def crash(server: ToolServer) -> None:
+    """What a kill leaves: nothing is ended, answered or written down any more, and the sandboxes run on."""
+    tasks = [*server._tasks, *server.executor._tasks._tasks, *server.registry.background._tasks]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for session in server.registry.live():
+        for box in session.boxes.values():
+            await box.release()
+    server.database.close()
+    server._lock.release()
+
+
+@asynccontextmanager
+async def crashing(chosen: Settings, runtime: FakeRuntime) -> AsyncIterator[Crib]:
+    """A server that crashes at the end."""
+    server = ToolServer(chosen, runtime, catalog())
+    await server.start()
+    await server.begun.wait()
+    transport = httpx.ASGITransport(app=server.asgi, raise_app_exceptions=False)
+    head = {"Authorization": f"Bearer {KEY}"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://crib", headers=head, timeout=30) as client:
+        yield Crib(server, runtime, client)
+    await crash(server)
+
+
 def detail(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
     """The detail of an error that must have this status and code; its fixed fields are checked."""
     body = answer.json()

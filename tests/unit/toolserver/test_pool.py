@@ -15,6 +15,7 @@ from toolserver.errors import RuntimeUnavailable
 from toolserver.runtime.base import Limits
 from toolserver.runtime.fake_runtime import FakeRuntime
 from toolserver.runtime.fake_server import FakeToolServer
+from toolserver.sandbox.tool_sandbox import Term
 from toolserver.sessions.claim import Claim, Wanted, claim
 from toolserver.sessions.holdings import Holdings
 from toolserver.sessions.pool import CHECK_S, FALL_S, PATIENCE_S, RISE_S, Pool
@@ -46,7 +47,7 @@ class Bench:
 
     async def claim(self, name: str = "workspace", limits: Limits = LIMITS, **over: Any) -> Claim:
         wanted = {"image": name, "limits": limits, "network": "none", "env": {}, **over}
-        return await claim(self.pool, self.runtime, Wanted(**wanted))
+        return await claim(self.pool, self.runtime, Wanted(**wanted), Term())
 
     def left(self) -> tuple[int, int, int, int]:
         held = self.holdings

@@ -68,7 +68,7 @@ async def test_fifty_sessions_at_once_share_no_sandbox(tmp_path: Path) -> None:
 async def test_spares_are_no_orphans_and_go_with_the_server(tmp_path: Path) -> None:
     async with running(settings(tmp_path, pool={"enabled": True, "min": 2, "max": 2})) as crib:
         await until_ready(crib, 2)
-        assert await crib.server.registry.remove_orphans() == 0
+        assert await crib.server.registry.reconcile() == 0
         assert crib.server.registry.pool.ready() == 2
         await create(crib)
     assert crib.runtime.sandboxes == {}

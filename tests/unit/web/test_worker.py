@@ -193,7 +193,7 @@ def test_a_server_that_comes_back_finds_its_calls(site: Site) -> None:
         assert stale["error"]["data"]["kind"] == "stale_epoch"
         recalled = worker.ask("toolcrib/recall", call_id="first", wait_s=30)
         assert recalled == {"state": "ended", "result": worker.wait(call)["result"]}
-        assert worker.ask("toolcrib/recall", call_id="stale") == {"state": "unknown"}
+        assert worker.ask("toolcrib/recall", call_id="stale") == {"state": "unknown", "seen": False}
         assert worker.ask("toolcrib/output", call_id="first") == {"chunks": [], "next": 0, "lost": 0, "ended": True}
 
 

@@ -42,7 +42,7 @@ def test_a_server_that_comes_back_finds_its_calls_and_shuts_out_the_dead_one(wor
     untold = worker.answer(start(worker, "open('stale', 'w')", call_id="untold"))
     assert untold["error"]["data"]["kind"] == "stale_epoch"
     assert worker.refusal("toolcrib/attach", epoch=3, lease_s=60) == "stale_epoch"
-    assert worker.result("toolcrib/recall", call_id="stale", wait_s=0) == {"state": "unknown"}
+    assert worker.result("toolcrib/recall", call_id="stale", wait_s=0) == {"state": "unknown", "seen": False}
 
     assert worker.result("toolcrib/recall", call_id="running", wait_s=0) == {"state": "running"}
     recalled = worker.result("toolcrib/recall", call_id="running", wait_s=30)
