@@ -30,8 +30,8 @@ images: ## make sure of a Docker engine and build the tool images
 	@.ci/engine.sh
 	@$(BIN)/toolserver images build
 
-bench: images ## benchmarks, as ratios to the floor in the same run
-	@$(BIN)/python benchmarks/run.py
+bench: images ## benchmarks, as ratios to the floor in the same run; RIVALS=1 beside other sandboxes, ARGS=--help
+	@$(BIN)/python benchmarks/run.py $(if $(RIVALS),--rivals all) $(ARGS)
 
 clean: ## remove what the targets made in this folder
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
