@@ -51,6 +51,9 @@ def configure_logging(level: str = "info", form: Literal["auto", "json", "text"]
     handler.setFormatter(EventFormatter(as_json=form == "json" or (form == "auto" and not sys.stderr.isatty())))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(capture=True)
+    # what no line shows is not looked up for each: the calling function, thread and process
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    logging._srcfile = None  # noqa: SLF001 - as the manual of logging has it
     for name in ("uvicorn.error", "uvicorn.access", "asyncio", "docker", "urllib3", "opentelemetry"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
