@@ -37,7 +37,7 @@ async def carry_out(call: RunningCall, settings: CallSettings) -> Answer:
                 max_text_bytes=settings.max_text_bytes,
                 grace_s=settings.kill_grace_s,
                 traceparent=stage.traceparent,
-                on_progress=call.progress.tell,
+                on_progress=call.news.tell,
             )
     except RpcError as problem:
         raise failure.protocol_error(problem, call.call_id) from problem

@@ -48,21 +48,22 @@ async def follow(call: RunningCall, offset: int, until: float) -> AsyncIterator[
 
     None: nothing new for QUIET_S. The caller adds the outcome.
     """
-    placed: set[asyncio.Future[Any]] = {call.placed, call.answer}
-    while not call.placed.done() and not call.answer.done() and _left_s(until) > 0:
-        if not (await asyncio.wait(placed, timeout=_left_s(until), return_when=asyncio.FIRST_COMPLETED))[0]:
-            yield None
-    if call.placed.done():
-        async for event in output(call.placed.result(), call.call_id, offset, until):
-            yield event
+    followed: ToolSandbox | None = None
     shown: dict[str, Any] | None = None
-    while not call.answer.done() and _left_s(until) > 0:
-        news: set[asyncio.Future[Any]] = {call.answer, call.progress.changed}
-        if call.progress.latest is not shown:
-            shown = call.progress.latest
-            if shown is not None:
-                yield Event.of("progress", shown)
-        elif not (await asyncio.wait(news, timeout=_left_s(until), return_when=asyncio.FIRST_COMPLETED))[0]:
+    while True:
+        news: set[asyncio.Future[Any]] = {call.answer, call.news.changed}
+        if call.placed.done() and call.placed.result() is not followed:
+            followed = call.placed.result()
+            async for event in output(followed, call.call_id, offset, until):
+                if event is not None and event.offset is not None:
+                    offset = event.offset
+                yield event
+        elif call.answer.done() or (left_s := _left_s(until)) <= 0:
+            return
+        elif call.news.progress is not shown:
+            shown = call.news.progress
+            yield Event.of("progress", shown or {})
+        elif not (await asyncio.wait(news, timeout=left_s, return_when=asyncio.FIRST_COMPLETED))[0]:
             yield None
 
 

@@ -17,11 +17,14 @@ CancelledBy = Literal["caller", "shutdown"]
 _MAX_MESSAGE = 2000
 
 
-class Progress:
-    """The last word of a tool on how far it is. A slow follower misses what came in between."""
+class News:
+    """What followers wait for beside the answer: `changed` is done at the next piece of it, and replaced by another.
+
+    `progress` is the last word of the tool on how far it is. A slow follower misses what came in between.
+    """
 
     def __init__(self) -> None:
-        self.latest: dict[str, Any] | None = None
+        self.progress: dict[str, Any] | None = None
         self.changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def tell(self, told: dict[str, Any]) -> None:
@@ -35,7 +38,10 @@ class Progress:
             return
         if isinstance(message := told.get("message"), str):
             kept["message"] = message[:_MAX_MESSAGE]
-        self.latest = kept
+        self.progress = kept
+        self.ring()
+
+    def ring(self) -> None:
         self.changed.set_result(None)
         self.changed = asyncio.get_running_loop().create_future()
 
@@ -67,7 +73,7 @@ class RunningCall:
     task: asyncio.Task[None] | None = None
     sandbox: ToolSandbox | None = None
     placed: asyncio.Future[ToolSandbox] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    progress: Progress = field(default_factory=Progress)
+    news: News = field(default_factory=News)
     cancelled_by: CancelledBy | None = None  # the first who asked
     last_content: list[dict[str, Any]] = field(default_factory=list)  # seen before its sandbox was ended for a cancel
     abort_error: ToolServerError | None = None
@@ -77,6 +83,10 @@ class RunningCall:
         self.sandbox = sandbox
         if not self.placed.done():
             self.placed.set_result(sandbox)
+        elif sandbox is not self.placed.result():  # found again, by another stream
+            self.placed = asyncio.get_running_loop().create_future()
+            self.placed.set_result(sandbox)
+        self.news.ring()
 
     def abort(self, error: ToolServerError) -> None:
         """End it now with this error, whatever its sandbox does."""

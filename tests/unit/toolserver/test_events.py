@@ -13,6 +13,7 @@ from tests.unit.toolserver.crib import KEY, Crib, detail, running, settings
 from tests.unit.toolserver.events_client import EVENTS, Heard, heard, parsed, serving
 from toolserver.api import edge
 from toolserver.calls import live
+from toolserver.sandbox.tool_sandbox import OutputPart, ToolSandbox
 
 
 async def ask(client: httpx.AsyncClient, session: str, tool: str, arguments: Any, **more: Any) -> httpx.Response:
@@ -213,6 +214,30 @@ async def test_the_end_of_the_session_and_of_the_sandbox_end_the_stream(crib: Cr
     events = parsed((await following).text)
     assert events[-1].data["status"] == 410
     assert events[-1].data["body"]["detail"]["cause"] == "deleted"
+
+
+async def test_a_call_that_is_found_again_over_another_stream_is_followed_on(crib: Crib) -> None:
+    session = await crib.session()
+    following = asyncio.create_task(ask(crib.client, session, "say", {"lines": ["a", "b", "c"], "pause_s": 0.2}))
+    while not (calls := crib.server.executor.running()):  # noqa: ASYNC110 - it tells nobody
+        await asyncio.sleep(0.01)
+    first = await calls[0].placed
+    output, asked = first.output, 0
+
+    async def broken(*told: Any) -> OutputPart | None:
+        nonlocal asked
+        asked += 1
+        return await output(*told) if asked == 1 else None
+
+    first.output = broken  # type: ignore[method-assign, assignment]
+    await asyncio.sleep(0.3)
+    another = ToolSandbox.__new__(ToolSandbox)
+    another.output = output  # type: ignore[method-assign]
+    another.peek, another.cancel = first.peek, first.cancel  # type: ignore[method-assign]
+    calls[0].hand_to(another)
+    events = parsed((await following).text)
+    assert "".join(event.data["text"] for event in events if event.name == "stdout") == "abc"
+    assert asked > 1
 
 
 async def test_a_gap_is_told(crib: Crib) -> None:
