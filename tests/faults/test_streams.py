@@ -178,3 +178,32 @@ def test_sigterm_with_a_running_call_and_an_open_stream_ends_within_ten_seconds(
     assert (told["code"], told["cancelled_by"]) == ("cancelled", "shutdown")
     assert "going" in json.dumps(told["content"])
     server.wait_no_leftovers(path.split("/")[3])
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES[:1])
+def test_the_stream_of_a_running_call_goes_on_after_the_server_was_killed(runtime: str, tmp_path: Path) -> None:
+    server = ServerProcess(runtime, tmp_path).start()
+    code = "import time\nfor n in range(40):\n    print(f'line {n}', flush=True)\n    time.sleep(0.2)\n'whole'"
+    head = {**EVENTS, "Idempotency-Key": "survivor"}
+    had: list[Heard] = []
+    try:
+        with server.client() as client:
+            path = tools_path(client)
+            with client.stream("POST", path, json={"arguments": {"code": code}}, headers=head) as stream:
+                for event in events(stream):
+                    had.append(event)
+                    if len(had) > 5:
+                        server.kill()
+                        break
+        server.start()
+        goes_on = {**EVENTS, "Last-Event-ID": str(had[-1].id)}
+        with server.client() as client, client.stream("GET", "/v1/calls/survivor", headers=goes_on) as stream:
+            rest = list(events(stream))
+        text = "".join(event.data["text"] for event in [*had, *rest] if event.name == "stdout")
+        assert text == "".join(f"line {n}\n" for n in range(40))
+        assert rest[0].data["call_id"] == "survivor"
+        assert (rest[-1].name, rest[-1].data["status"]) == ("outcome", 200)
+        assert "whole" in json.dumps(rest[-1].data)
+    finally:
+        server.end()
+    server.wait_no_leftovers(path.split("/")[3])
