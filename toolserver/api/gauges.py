@@ -46,6 +46,9 @@ def describe(metrics: Metrics, services: Services, executor: Executor) -> None:
     snapshots = services.snapshots
     metrics.gauge("toolserver_snapshots", "Snapshots that are kept.", lambda: snapshots.count)
     metrics.gauge("toolserver_snapshot_bytes", "What all snapshots take on the server's disk.", snapshots.disk_bytes)
+    metrics.gauge(
+        "toolserver_epoch", "How many times the server was started on its state folder.", lambda: registry.epoch
+    )
     metrics.gauges("toolserver_info", "Version of the server.", "version", lambda: {version("toolcrib"): 1})
     metrics.gauge("process_resident_memory_bytes", "Resident memory of the server.", process.resident_bytes)
     metrics.gauge("process_open_fds", "Open files of the server.", process.open_files)

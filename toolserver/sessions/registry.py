@@ -71,6 +71,7 @@ class Registry:
         self._noted_use: dict[str, float] = {}
         self._starts = Starts(_PARALLEL_STARTS)
         self.holdings = Holdings()
+        self.epoch = 0  # how many times the server was started on its database, once it is
         self.left_over = 0  # what was nobody's at the last reconcile and is not removed yet
         self._boxes = self._box_services(Terms(0, settings.session.lease_s))
         self.pool = self._make_pool(hot)
@@ -107,6 +108,7 @@ class Registry:
 
         They are live from here on; their sandboxes are found again when they are used, and all of them by `care`.
         """
+        self.epoch = epoch
         self._boxes = self._box_services(Terms(epoch, self.settings.session.lease_s))
         earlier = {(row.session_id, row.image): row for row in sandboxes}
         for row in sessions:

@@ -38,6 +38,7 @@ async def test_a_real_parser_reads_all_of_it(crib: Crib) -> None:
     assert value(found["toolserver_streamed_bytes"]) == len(streamed.content)
     assert value(found["toolserver_sessions"], state="live") == 1
     assert value(found["toolserver_engine_up"]) == value(found["toolserver_store_up"]) == 1
+    assert value(found["toolserver_epoch"]) == 1
     assert value(found["toolserver_calls_running"]) == value(found["toolserver_streams_open"]) == 0
     assert value(found["process_resident_memory_bytes"]) > 10 << 20
     assert value(found["process_open_fds"]) > 3
