@@ -98,7 +98,8 @@ class LogSettings(Section):
 
 
 class TelemetrySettings(Section):
-    otlp_endpoint: str | None = None  # base URL of a collector; None: OTEL_EXPORTER_OTLP_ENDPOINT, without it no spans
+    # base URL of a collector; None: OTEL_EXPORTER_OTLP_ENDPOINT, without it no spans
+    otlp_endpoint: str | None = Field(None, pattern=r"^https?://.")
 
 
 class SnapshotSettings(Section):
