@@ -93,7 +93,7 @@ class ToolServer:
         self.metrics = Metrics()
         self.spans = _open_spans(settings)
         self.observer = RequestObserver(self.metrics, self.spans)
-        self.streams = Streams(settings.http.max_streams, self.metrics)
+        self.streams = Streams(settings.http.max_streams, settings.http.max_streams_per_tenant, self.metrics)
         self.journal = Journal(folder_of(settings.state_dir), settings.journal)
         self.call_journal = CallJournal(self.journal)
         self.quotas = Quotas(settings.session, settings.tenant)

@@ -29,6 +29,7 @@ class HttpSettings(Section):
     header_timeout_s: float = Field(15.0, gt=0)
     max_connections: int = Field(512, ge=1)
     max_streams: int = Field(64, ge=1)  # event streams open at a time
+    max_streams_per_tenant: int = Field(32, ge=1)
     drain_s: float = Field(5.0, ge=0)  # how long a shutdown waits for running calls
 
 

@@ -45,18 +45,18 @@ async def call(request: Request) -> Response:
     )
     if not events.wanted(request):
         return call_answer(await crib.calls.call(asked), replayable=given is not None)
-    crib.streams.take()
+    crib.streams.take(key.tenant)
     try:
         came = await crib.calls.begin(asked)
     except BaseException:
-        crib.streams.give_back()
+        crib.streams.give_back(key.tenant)
         raise
     return _stream(crib, key.tenant, came, 0, crib.calls.patience_s(asked))
 
 
 def _stream(crib: Services, tenant: str, came: Answer | RunningCall, offset: int, wait_s: float | None) -> Response:
     headers = {"Idempotent-Replay": "true"} if isinstance(came, Answer) and came.replayed else {}
-    return EventStream(crib.calls.events(tenant, came, offset, wait_s), crib.streams, headers)
+    return EventStream(crib.calls.events(tenant, came, offset, wait_s), crib.streams, tenant, headers)
 
 
 async def _read(request: Request, settings: CallSettings) -> tuple[str | None, wire.CallBody]:
@@ -90,11 +90,11 @@ async def get(request: Request) -> Response:
     about(call_id=call_id[:_SHOWN])
     if events.wanted(request):
         offset = events.offset_of(request, query.after)
-        crib.streams.take()
+        crib.streams.take(key.tenant)
         try:
             came = await crib.calls.find(key.tenant, call_id)
         except BaseException:
-            crib.streams.give_back()
+            crib.streams.give_back(key.tenant)
             raise
         return _stream(crib, key.tenant, came, offset, wait_s)
     answer = await crib.calls.wait(key.tenant, call_id, wait_s, query.after)

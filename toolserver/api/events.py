@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 
 from starlette.requests import Request
@@ -55,21 +56,32 @@ def offset_of(request: Request, after: int) -> int:
 class Streams:
     """The open streams. Each costs a connection, a chunk of output and a waiting request to its sandbox."""
 
-    def __init__(self, limit: int, metrics: Metrics) -> None:
-        self.open, self._limit, self._metrics = 0, limit, metrics
+    def __init__(self, limit: int, limit_per_tenant: int, metrics: Metrics) -> None:
+        self._limit, self._limit_per_tenant, self._metrics = limit, limit_per_tenant, metrics
+        self._open: Counter[str] = Counter()  # by tenant
 
-    def take(self) -> None:
+    @property
+    def open(self) -> int:
+        return self._open.total()
+
+    def take(self, tenant: str) -> None:
         """Raises quota_exceeded. `give_back` must follow."""
-        if self.open >= self._limit:
+        advice = "Nothing was run. Close one, or ask without Accept: text/event-stream."
+        if self._open[tenant] >= self._limit_per_tenant:
             raise ToolServerError(
                 Code.QUOTA_EXCEEDED,
-                f"{self._limit} event streams are open, the most that this server has at a time. Nothing was run. Close one, or "
-                "ask without Accept: text/event-stream.",
+                f"{self._limit_per_tenant} event streams are open, the most that one tenant may have. {advice}",
             )
-        self.open += 1
+        if self.open >= self._limit:
+            raise ToolServerError(
+                Code.QUOTA_EXCEEDED, f"{self._limit} event streams are open, the most that this server has. {advice}"
+            )
+        self._open[tenant] += 1
 
-    def give_back(self) -> None:
-        self.open -= 1
+    def give_back(self, tenant: str) -> None:
+        self._open[tenant] -= 1
+        if not self._open[tenant]:
+            del self._open[tenant]
 
     def sent(self, size: int) -> None:
         self._metrics.count("toolserver_streamed_bytes_total", size)
@@ -81,12 +93,12 @@ class EventStream(Response):
     media_type = MEDIA_TYPE
 
     def __init__(
-        self, events: AsyncIterator[Event | None], streams: Streams, headers: Mapping[str, str] | None = None
+        self, events: AsyncIterator[Event | None], streams: Streams, tenant: str, headers: Mapping[str, str]
     ) -> None:
-        """Takes over a place that was taken in `streams`, and gives it back."""
-        super().__init__(None, 200, {"Cache-Control": "no-store", "X-Accel-Buffering": "no", **(headers or {})})
+        """Takes over the tenant's place that was taken in `streams`, and gives it back."""
+        super().__init__(None, 200, {"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers})
         del self.headers["content-length"]
-        self._events, self._streams = events, streams
+        self._events, self._streams, self._tenant = events, streams, tenant
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         del scope
@@ -98,7 +110,7 @@ class EventStream(Response):
             for task in (sending, leaving):
                 task.cancel()
             await asyncio.wait({sending, leaving})
-            self._streams.give_back()
+            self._streams.give_back(self._tenant)
         if not sending.cancelled():
             sending.result()
 

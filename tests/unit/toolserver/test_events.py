@@ -172,8 +172,9 @@ async def test_quiet_calls_are_kept_alive_by_comments(crib: Crib, monkeypatch: p
         assert (": nothing new\n\n" in text) == (tool == "say")
 
 
-async def test_streams_are_bounded_and_the_refused_call_did_not_run(tmp_path: Path) -> None:
-    async with running(settings(tmp_path, http={"max_streams": 2})) as crib:
+@pytest.mark.parametrize("setting", ["max_streams", "max_streams_per_tenant"])
+async def test_streams_are_bounded_and_the_refused_call_did_not_run(tmp_path: Path, setting: str) -> None:
+    async with running(settings(tmp_path, http={setting: 2})) as crib:
         session = await crib.session()
         tasks = [asyncio.create_task(ask(crib.client, session, "sleep", {"seconds": 0.5})) for _ in range(2)]
         await asyncio.sleep(0.2)
