@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 from sqlalchemy import Connection
@@ -36,7 +35,7 @@ from toolserver.calls.follow import CallDesk
 from toolserver.calls.journal_recovery import close_gaps
 from toolserver.calls.watch import Watch, take_up
 from toolserver.catalog.catalog import Catalog
-from toolserver.errors import JournalUnavailable, RequirementMissing, RuntimeUnavailable, StartRefused, StoreUnavailable
+from toolserver.errors import JournalUnavailable, RequirementMissing, StartRefused, StoreUnavailable
 from toolserver.journal.journal import Journal
 from toolserver.journal.segments import folder_of
 from toolserver.runtime.base import SandboxRuntime
@@ -295,21 +294,6 @@ def _open_spans(settings: Settings) -> Spans | None:
         return open_spans(settings.telemetry.otlp_endpoint, version("toolcrib"))
     except SpansMissing as problem:
         raise StartRefused(str(problem)) from problem
-
-
-async def examine(settings: Settings) -> dict[str, Any]:
-    """For `doctor`: the runtime that would be chosen, what it enforces, and the first problem, if any."""
-    runtime, weaker = await choose_runtime(settings.runtime, server_id(settings.state_dir), settings.state_dir)
-    problem = None
-    try:
-        await runtime.open()
-        await runtime.check()
-    except RuntimeUnavailable as why:
-        problem = str(why)
-    isolation = runtime.isolation()
-    await runtime.close()
-    warnings = [*([weaker] if weaker is not None else []), *Catalog.load(settings).problems]
-    return {"runtime": runtime.name, "isolation": isolation, "warnings": warnings, "problem": problem}
 
 
 @dataclass(frozen=True)

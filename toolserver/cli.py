@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toolserver.commands import journal, keys, tenants
+from toolserver.commands import doctor, journal, keys, tenants
+from toolserver.commands.doctor import RuntimeOption
 from toolserver.commands.terminal import (
     INTERRUPTED,
     UNREACHABLE,
@@ -53,7 +54,6 @@ for name, group in _GROUPS.items():
 
 UrlOption = Annotated[str, typer.Option("--url", envvar="TOOLSERVER_URL", help="Address of the running server.")]
 KeyOption = Annotated[str, typer.Option("--key", envvar="TOOLSERVER_API_KEY", help="API key.", show_envvar=True)]
-RuntimeOption = Annotated[str | None, typer.Option("--runtime", help="auto, docker, bubblewrap or fake.")]
 _MAX_DESCRIPTION = 110
 DEFAULT_URL = "http://127.0.0.1:8500"
 
@@ -260,34 +260,7 @@ def _missing_images(settings: Settings) -> list[str] | None:
         return None
 
 
-@app.command()
-def doctor(
-    config: ConfigOption = None,
-    state_dir: StateOption = None,
-    runtime: RuntimeOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """What this host can enforce, and what stands in the way. Exit code 5 when sandboxes can't be started."""
-    import asyncio
-
-    from toolserver.app import examine
-
-    found = asyncio.run(examine(load_settings(config, state_dir, runtime={"name": runtime})))
-    if found["runtime"] == "docker" and found["problem"] is None:
-        for image in _missing_images(load_settings(config)) or ():
-            found["warnings"].append(f"The image {image} is not built: toolserver images build {image}")
-    rows = [
-        ["runtime", found["runtime"]],
-        *([what, str(how)] for what, how in found["isolation"].items() if what != "runtime"),
-    ]
-
-    def lines() -> list[str]:
-        problem = [f"problem: {found['problem']}"] if found["problem"] is not None else ["sandboxes can be started"]
-        return [*table(rows), *(f"warning: {warning}" for warning in found["warnings"]), *problem]
-
-    show(as_json, found, lines)
-    if found["problem"] is not None:
-        raise typer.Exit(UNREACHABLE)
+app.command("doctor")(doctor.doctor)
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+from contextlib import suppress
 
 from sandbox_images.workspace import processes
 
@@ -30,20 +31,26 @@ class Start:
 
 
 class Report:
-    """How a command ended: its wait status, what it and its children used, how many left-over processes were ended."""
+    """How a command ended: its wait status, what it and its children used, how many left-over processes were ended.
 
-    __slots__ = ("cpu_ms", "ended", "peak_bytes", "status")
+    `adopts`: orphans of the command came to the runner; else they went to the worker.
+    """
 
-    def __init__(self, status: int, cpu_ms: float, peak_bytes: int, ended: int) -> None:
+    __slots__ = ("adopts", "cpu_ms", "ended", "peak_bytes", "status")
+
+    def __init__(self, status: int, cpu_ms: float, peak_bytes: int, ended: int, *, adopts: bool) -> None:
         self.status, self.cpu_ms, self.peak_bytes, self.ended = status, cpu_ms, peak_bytes, ended
+        self.adopts = adopts
 
     def encode(self) -> bytes:
-        return f"{self.status} {self.cpu_ms} {self.peak_bytes} {self.ended}\n".encode()
+        return f"{self.status} {self.cpu_ms} {self.peak_bytes} {self.ended} {int(self.adopts)}\n".encode()
 
     @classmethod
     def decode(cls, line: bytes) -> Report | None:
         parts = line.split()
-        return cls(int(parts[0]), float(parts[1]), int(parts[2]), int(parts[3])) if len(parts) == 4 else None
+        if len(parts) != 5:
+            return None
+        return cls(int(parts[0]), float(parts[1]), int(parts[2]), int(parts[3]), adopts=parts[4] == b"1")
 
 
 def launch(start: Start) -> int:
@@ -61,11 +68,14 @@ def launch(start: Start) -> int:
 
 def _run(start: Start) -> None:
     processes.become_child(session=True)
-    processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
+    adopts = False
+    with suppress(OSError):  # gVisor may have it for PID 1 alone
+        processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
+        adopts = True
     try:
         command = os.fork()
     except OSError:
-        os.write(start.report, Report(-1, 0, 0, 0).encode())
+        os.write(start.report, Report(-1, 0, 0, 0, adopts=adopts).encode())
         return
     if command == 0:
         try:
@@ -83,7 +93,7 @@ def _run(start: Start) -> None:
     ended = 0 if start.background else _end_rest()
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_ms = round((usage.ru_utime + usage.ru_stime) * 1000, 3)
-    os.write(start.report, Report(status, cpu_ms, usage.ru_maxrss << 10, ended).encode())
+    os.write(start.report, Report(status, cpu_ms, usage.ru_maxrss << 10, ended, adopts=adopts).encode())
     if start.background:
         _wait_for_all()
 

@@ -138,8 +138,15 @@ class ShellTools:
         self._quota.unwatch(running)
         if report is None:
             self._loop.start(self._runner_died(call, command))
+        elif not report.adopts and not any(job.runner_alive for job in self._jobs.values()):
+            self._loop.start(self._strays_end(call, command, report))
         else:
             self._calls.finish(call, self._ending(call, command, report))
+
+    def _strays_end(self, call: Call, command: Command, report: Report) -> Generator[None, None, None]:
+        """The command's orphans are the worker's."""
+        report.ended += (yield from self._family.end_leftovers(None))[0]
+        self._calls.finish(call, self._ending(call, command, report))
 
     def _runner_died(self, call: Call, command: Command) -> Generator[None, None, None]:
         """The command's supervisor was killed by the command: its processes are strays now."""

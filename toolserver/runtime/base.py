@@ -184,6 +184,10 @@ class SandboxRuntime(ABC):
         "network": ...}.
         """
 
+    def facts(self) -> dict[str, Any]:
+        """What the engine behind it tells of itself, for the operator; nothing where there is no engine."""
+        return {}
+
     @abstractmethod
     async def close(self) -> None:
         """Let go of the engine. Sandboxes that were started or attached, and not released, are removed."""

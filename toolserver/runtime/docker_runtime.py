@@ -363,6 +363,9 @@ class DockerRuntime(SandboxRuntime):
             disk_mb=asked.disk_mb,
         )
 
+    def facts(self) -> dict[str, Any]:
+        return dict(self._info)
+
     def isolation(self) -> dict[str, Any]:
         def told(supported: str) -> str:
             return (
@@ -381,7 +384,7 @@ class DockerRuntime(SandboxRuntime):
             "cpus": told("CpuCfsQuota"),
             "pids": told("PidsLimit"),
             "disk": "enforced" if self._volumes.mode in ("quota", "loop") else "accounted by the worker",
-            "seccomp": "enforced",
+            "seccomp": "enforced" if self._gvisor is None else "enforced: gVisor's own filter",
             "network": "none",
         }
 

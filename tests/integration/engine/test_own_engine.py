@@ -1,0 +1,240 @@
+"""An engine that is stopped, killed and restarted under a server's hands, and one that has gVisor.
+
+All on one engine of the module's own, in a network namespace of its own: each test starts with it running.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.own_engine import OwnEngine, why_not
+from tests.server_process import ServerProcess
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(400), pytest.mark.skipif(bool(why_not()), reason=why_not())]
+RUNSC = {"path": shutil.which("runsc") or "", "runtimeArgs": ["--platform=ptrace", "--network=none"]}
+needs_runsc = pytest.mark.skipif(not RUNSC["path"], reason="runsc is not installed: apt-get install runsc")
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnEngine]:
+    engine = OwnEngine(tmp_path_factory.mktemp("engine"), {"runtimes": {"runsc": RUNSC}} if RUNSC["path"] else {})
+    try:
+        engine.start().load(f"toolcrib/workspace:{version('toolcrib')}")
+        yield engine
+    finally:
+        engine.close()
+
+
+def serve(engine: OwnEngine, folder: Path, **settings: str) -> ServerProcess:
+    told = {f"TOOLSERVER_{name}": value for name, value in settings.items()}
+    return ServerProcess("docker", folder, {"TOOLSERVER_RUNTIME__DOCKER_HOST": engine.host, **told})
+
+
+@pytest.fixture
+def server(engine: OwnEngine, tmp_path: Path) -> Iterator[ServerProcess]:
+    process = serve(engine, tmp_path).start()
+    yield process
+    process.end()
+    wait_empty(engine)
+
+
+def wait_empty(engine: OwnEngine, limit_s: float = 20) -> None:
+    until = time.monotonic() + limit_s
+    while left := engine.docker("ps", "--all", "--quiet") + engine.docker("volume", "ls", "--quiet"):
+        assert time.monotonic() < until, left
+        time.sleep(0.2)
+
+
+def open_session(client: httpx.Client, **limits: Any) -> str:
+    answer = client.post("/v1/sessions", json={"images": ["workspace"], "ttl_s": 600, "limits": limits})
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["id"])
+
+
+def call(client: httpx.Client, session: str, tool: str, **arguments: Any) -> httpx.Response:
+    times = {name: arguments.pop(name) for name in ("wait_s", "deadline_s") if name in arguments}
+    return client.post(f"/v1/sessions/{session}/tools/{tool}", json={"arguments": arguments, **times})
+
+
+def usable(client: httpx.Client, session: str, within_s: float = 30) -> httpx.Response:
+    """The session's next good answer; until then nothing but honest refusals."""
+    until = time.monotonic() + within_s
+    while True:
+        answer = call(client, session, "python_execute", code="print(open('kept').read(), 40 + 2)")
+        if answer.status_code == 200:
+            return answer
+        assert answer.status_code == 503, answer.text
+        assert int(answer.headers["Retry-After"]) >= 1
+        assert time.monotonic() < until, answer.text
+        time.sleep(0.3)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
+def test_an_engine_that_ends_in_mid_call_is_never_a_success_and_work_goes_on_when_it_is_back(
+    engine: OwnEngine, server: ServerProcess, number: int
+) -> None:
+    key = str(uuid.uuid4())
+    with server.client() as client, ThreadPoolExecutor(1) as pool:
+        session = open_session(client)
+        code = "import time\nwith open('kept', 'a') as f: f.write('once ')\nprint('so far', flush=True); time.sleep(60)"
+        body = {"arguments": {"code": code}, "wait_s": 60}
+        path, head = f"/v1/sessions/{session}/tools/python_execute", {"Idempotency-Key": key}
+        running = pool.submit(client.post, path, json=body, headers=head)
+        time.sleep(1.5)
+        engine.end(number)
+        try:
+            answer = running.result(40)
+            detail = answer.json()["detail"]
+            assert (answer.status_code, detail["effects"]) == (500, "possible"), answer.text
+            assert detail["code"] in ("outcome_unknown", "tool_crashed")
+            away = call(client, session, "python_execute", code="1")
+            assert (away.status_code, away.json()["detail"]["code"]) == (503, "runtime_unavailable"), away.text
+            assert client.get("/healthz").status_code == 200
+            assert client.get("/readyz").status_code == 503
+        finally:
+            engine.start()
+        assert "once  42" in usable(client, session).text
+        assert client.post(path, json=body, headers=head).status_code == 500  # not run again
+        assert len(engine.docker("ps", "--quiet").split()) == 1
+        assert client.delete(f"/v1/sessions/{session}").status_code == 204
+        wait_empty(engine)
+
+
+def test_an_engine_with_live_restore_is_restarted_and_the_session_has_one_sandbox(
+    engine: OwnEngine, server: ServerProcess
+) -> None:
+    engine.end()
+    engine.set("live-restore", True)
+    engine.start()
+    try:
+        with server.client() as client:
+            session = open_session(client)
+            assert (
+                call(client, session, "python_execute", code="x = 1; open('kept', 'w').write('kept')").status_code
+                == 200
+            )
+            engine.end()
+            assert engine.containers_run(), "live-restore did not keep the sandbox"
+            engine.start()
+            assert "kept 42" in usable(client, session).text
+            assert len(engine.docker("ps", "--all", "--quiet").split()) == 1
+            assert client.delete(f"/v1/sessions/{session}").status_code == 204
+            wait_empty(engine)
+    finally:
+        engine.end()
+        engine.set("live-restore", False)
+        engine.start()
+
+
+# -- gVisor
+
+
+@pytest.fixture(scope="module")
+def gvisor(engine: OwnEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    process = serve(engine, tmp_path_factory.mktemp("gvisor"), RUNTIME__ISOLATION="require-gvisor").start()
+    yield process
+    process.end()
+
+
+@needs_runsc
+def test_tools_work_on_gvisors_kernel(engine: OwnEngine, gvisor: ServerProcess) -> None:
+    with gvisor.client() as client:
+        created = client.post("/v1/sessions", json={"images": ["workspace"]})
+        assert created.json()["isolation"]["kernel"] == "gvisor"
+        session = str(created.json()["id"])
+        seen = call(client, session, "python_execute", code="x = 41; print(open('/proc/version').read())")
+        assert "Linux version 4.4.0" in seen.text
+        assert "42" in call(client, session, "python_execute", code="x + 1").text
+        shell = call(client, session, "shell_execute", command="(setsid sleep 300 &) ; echo out-1 | cat; exit 3")
+        assert (shell.status_code, shell.json()["detail"]["exit_code"]) == (500, 3), shell.text
+        assert "out-1" in shell.text
+        assert call(client, session, "file_write", path="a/b.txt", content="hello").status_code == 200
+        assert "hello" in call(client, session, "file_search", pattern="hel+o").text
+        assert "b.txt" in call(client, session, "file_list", path="a").text
+        path = f"/v1/sessions/{session}/files/big"
+        assert client.put(path, content=b"x" * 3_000_000).status_code == 201
+        assert client.get(path).content == b"x" * 3_000_000
+        left = call(client, session, "shell_execute", command="cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+        assert "sleep 300" not in left.text
+        assert client.delete(f"/v1/sessions/{session}").status_code == 204
+        wait_empty(engine)
+
+
+GREEDY = "import os\nkept = [bytearray(os.urandom(16 << 20)) for n in range(60)]"
+FORKS = """
+import os, time
+made = 0
+try:
+    for n in range(3000):
+        if os.fork() == 0: time.sleep(30); os._exit(0)
+        made += 1
+except OSError: pass
+print(made)
+"""
+ATTACKS = {
+    "endless loop": ("while True: pass", {"deadline_exceeded"}),
+    "ignores signals": (
+        "import signal\nfor n in (2, 15): signal.signal(n, signal.SIG_IGN)\nwhile True: pass",
+        {"deadline_exceeded"},
+    ),
+    "all memory": (GREEDY, {"oom_killed", "tool_failed"}),
+    "kill all": ("import os; os.kill(-1, 9)", {"tool_crashed", "tool_failed"}),
+    "forks": (FORKS, {"", "tool_crashed", "tool_failed", "deadline_exceeded", "outcome_unknown", "oom_killed"}),
+    "flood": ("while True: print('x' * 10 ** 6)", {"deadline_exceeded", "disk_full"}),
+    "crash": ("import ctypes; ctypes.string_at(0)", {"tool_crashed"}),
+    "full disk": ("for n in range(200):\n    with open(f'f{n}', 'wb') as f: f.write(b'x' * (1 << 20))", {"disk_full"}),
+    "network": ("import socket; socket.create_connection(('192.0.2.1', 80), 2)", {"tool_failed"}),
+    "engine": ("open('/var/run/docker.sock')", {"tool_failed"}),
+}
+
+
+@needs_runsc
+@pytest.mark.parametrize(("code", "expected"), ATTACKS.values(), ids=ATTACKS.keys())
+def test_attacks_end_the_same_way_on_gvisor_and_the_session_goes_on(
+    engine: OwnEngine, gvisor: ServerProcess, code: str, expected: set[str]
+) -> None:
+    with gvisor.client() as client:
+        session = open_session(client, memory_mb=512, pids=64, disk_mb=48)
+        answer = call(client, session, "python_execute", code=code, deadline_s=4, wait_s=60)
+        ended = answer.json().get("detail", {}).get("code", "")
+        assert ended in expected, answer.text[:600]
+        after = call(client, session, "shell_execute", command="rm -f f*; echo alive-$((40 + 2))", deadline_s=20)
+        assert "alive-42" in after.text, after.text
+        assert client.delete(f"/v1/sessions/{session}").status_code == 204
+        wait_empty(engine)
+
+
+def test_gvisor_that_is_required_and_missing_refuses_and_preferred_says_so(tmp_path: Path) -> None:
+    told = subprocess.run(
+        ["docker", "info", "--format", "{{json .Runtimes}}"], capture_output=True, text=True, check=True
+    )
+    if "runsc" in told.stdout:
+        pytest.skip("the machine's own engine has gVisor")
+    required = ServerProcess("docker", tmp_path / "required", {"TOOLSERVER_RUNTIME__ISOLATION": "require-gvisor"})
+    with pytest.raises(AssertionError, match="has no gVisor runtime"):
+        required.start()
+    assert required.process is not None
+    assert required.process.wait(10) == 2
+    preferred = ServerProcess(
+        "docker", tmp_path / "preferred", {"TOOLSERVER_RUNTIME__ISOLATION": "prefer-gvisor"}
+    ).start()
+    try:
+        assert "Weaker here: kernel: shared, though gVisor is preferred" in preferred.log()
+        with preferred.client() as client:
+            created = client.post("/v1/sessions", json={"images": ["workspace"]}).json()
+            assert created["isolation"]["kernel"].startswith("shared, though gVisor is preferred")
+            client.delete(f"/v1/sessions/{created['id']}")
+    finally:
+        preferred.end()

@@ -1,0 +1,77 @@
+"""Looks at all that decides what sandboxes are held to here: settings, runtime, host, engine, images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toolserver.app import server_id
+from toolserver.catalog.catalog import Catalog
+from toolserver.doctor.check import Check, check
+from toolserver.doctor.engine import engine_checks
+from toolserver.doctor.host import host_checks
+from toolserver.errors import RuntimeUnavailable
+from toolserver.images.build import missing_images
+from toolserver.images.definition import ImageBuildError
+from toolserver.runtime.base import SandboxRuntime
+from toolserver.runtime.choose import choose_runtime
+from toolserver.settings import Settings
+
+_ADVICE = {
+    "memory": "Run the server as root, or as a service with Delegate=yes, or use Docker.",
+    "cpus": "Run the server as root, or as a service with Delegate=yes, or use Docker.",
+    "pids": "Take a newer kernel, or run the server as root.",
+    "disk": "Run the server as root on the engine's host, or put the engine's data on xfs with pquota.",
+    "kernel": "Install runsc (docs/how-to/gvisor.md), or set TOOLSERVER_RUNTIME__ISOLATION=runc.",
+    "seccomp": "Use Docker.",
+}
+
+
+async def examine(settings: Settings) -> dict[str, Any]:
+    """{"runtime", "isolation", "checks", "warnings", "problem"}; `problem` is the first, None when sandboxes can be started."""
+    checks = host_checks(settings)
+    isolation: dict[str, Any] = {}
+    name: str = settings.runtime.name
+    try:
+        runtime, weaker = await choose_runtime(settings.runtime, server_id(settings.state_dir), settings.state_dir)
+    except RuntimeUnavailable as why:
+        checks.insert(0, check("sandboxes", "can't be started", str(why), problem=True))
+    else:
+        name = runtime.name
+        checks[:0] = await _runtime_checks(runtime, weaker)
+        isolation = runtime.isolation()
+        await runtime.close()
+    if name == "docker" and not any(one.state == "problem" for one in checks):
+        checks.append(_images(settings))
+    checks += [check("catalog", "an image is refused", problem) for problem in Catalog.load(settings).problems]
+    problems = [one.advice for one in checks if one.state == "problem"]
+    return {
+        "runtime": name,
+        "isolation": isolation,
+        "checks": [one.as_json() for one in checks],
+        "warnings": [f"{one.name}: {one.found}. {one.advice}" for one in checks if one.state == "weaker"],
+        "problem": problems[0] if problems else None,
+    }
+
+
+async def _runtime_checks(runtime: SandboxRuntime, weaker: str | None) -> list[Check]:
+    try:
+        await runtime.open()
+        await runtime.check()
+    except RuntimeUnavailable as why:
+        return [check("sandboxes", "can't be started", str(why), problem=True)]
+    checks = [check("sandboxes", f"can be started by {runtime.name}", weaker or "")]
+    for what, how in runtime.isolation().items():
+        if what not in ("runtime", "network"):
+            holds = how in ("gvisor", "shared") or how.startswith("enforced")
+            checks.append(check(f"sandboxes: {what}", how, "" if holds else _ADVICE.get(what, "Use Docker.")))
+    facts = runtime.facts()
+    return checks + (engine_checks(facts) if facts else [])
+
+
+def _images(settings: Settings) -> Check:
+    try:
+        missing = missing_images(settings.runtime.docker_host)
+    except ImageBuildError as why:
+        return check("images", "can't be listed", str(why), problem=True)
+    build = f"Build them: toolserver images build {' '.join(missing)}" if missing else ""
+    return check("images", f"missing: {', '.join(missing)}" if missing else "built", build, problem=True)
