@@ -93,7 +93,7 @@ def _state_folder(folder: Path) -> list[Check]:
     place = folder
     while not place.exists() and place != place.parent:
         place = place.parent
-    if not os.access(place, os.W_OK):
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         return [
             check(
                 "state folder",
