@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import shlex
 import tarfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote
 
+import httpx
 import pytest
 
 from tests.abuse.arena import Arena, code_of
@@ -71,24 +74,56 @@ def test_what_is_no_plain_file_is_refused_at_once(arena: Arena, path: str) -> No
     assert time.monotonic() - begun < 3
 
 
+RACE_S = 10
+RACE = f"""
+import ctypes, os, time
+os.makedirs('/tmp/out', exist_ok=True); os.makedirs('real', exist_ok=True)
+open('/tmp/out/f', 'w').write('outside-canary'); open('real/f', 'w').write('inside')
+os.symlink('/tmp/out', 'evil')
+libc, until, swaps = ctypes.CDLL(None), time.time() + {RACE_S}, 0
+while time.time() < until:
+    libc.renameat2(-100, b'real', -100, b'evil', 2); swaps += 1
+print(swaps, sorted(os.listdir('/tmp/out')), open('/tmp/out/f').read())
+"""
+
+
 def test_a_race_of_renames_never_leads_out(arena: Arena) -> None:
-    arena.python(
-        "import os\nos.makedirs('real'); open('real/f', 'w').write('inside')\nos.symlink('/etc', 'evil')\nopen('real/passwd', 'w').write('inside')"
-    )
-    race = "import ctypes, time\nlibc = ctypes.CDLL(None)\nuntil = time.time() + 6\nwhile time.time() < until:\n    libc.renameat2(-100, b'real', -100, b'evil', 2)"
-    runner = threading.Thread(
-        target=lambda: arena.client.post(
-            f"{arena.path}/tools/shell_execute", json={"arguments": {"command": f'python3 -c "{race}"'}, "wait_s": 20}
-        )
-    )
-    runner.start()
-    reads = 0
-    while runner.is_alive():
-        answer = arena.request("GET", f"{arena.path}/files/real/passwd")
-        assert b"sandbox:x:" not in answer.content
-        assert answer.status_code in (200, 404, 422)
-        reads += 1
-    assert reads > 50
+    """The folder and a link to a place where the worker may write are exchanged while files are asked for in every way."""
+    up = _tar(("real/unpacked", b"evil", {}))
+
+    def ask(number: int) -> httpx.Response:
+        path, kind = f"{arena.path}/files/real", number % 8
+        with arena.server.client() as client:
+            if kind == 0:
+                return client.put(f"{path}/made{number}", content=b"evil")
+            if kind == 1:
+                return client.delete(f"{path}/f")
+            if kind == 2:
+                return client.get(f"{arena.path}/archive")
+            if kind == 3:
+                return client.put(f"{arena.path}/archive", content=up)
+            if kind == 4:
+                return client.get(f"{arena.path}/files", params={"path": "real"})
+            if kind == 5:
+                body = {"arguments": {"path": f"real/tool{number}", "content": "evil"}}
+                return client.post(f"{arena.path}/tools/file_write", json=body)
+            return client.get(f"{path}/f")
+
+    with ThreadPoolExecutor(4) as pool:
+        racing = pool.submit(arena.shell, f"python3 -c {shlex.quote(RACE)}", deadline_s=60, wait_s=80)
+        time.sleep(0.5)
+        asked = 0
+        while not racing.done():
+            for answer in pool.map(ask, range(asked, asked + 24)):
+                assert b"outside-canary" not in answer.content
+                assert answer.status_code in (200, 201, 204, 404, 409, 413, 422, 500), answer.text
+                if answer.status_code == 500:
+                    assert code_of(answer) == "tool_failed", answer.text
+            asked += 24
+        told = racing.result().json()["structured"]["stdout"]
+    assert told.strip().endswith("['f'] outside-canary"), told
+    assert int(told.split()[0]) > 1000
+    assert asked >= 48
 
 
 def _tar(*members: tuple[str, bytes, dict[str, object]]) -> bytes:

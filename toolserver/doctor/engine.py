@@ -26,10 +26,9 @@ def engine_checks(info: Mapping[str, Any]) -> list[Check]:
         check("engine: runtimes", ", ".join(sorted(info.get("Runtimes") or {})) or "unknown"),
         check(
             "engine: live restore",
-            "on: sandboxes outlive its restart" if info.get("LiveRestoreEnabled") else "off",
-            ""
+            "on: sandboxes outlive its restart; workspaces are not on loop devices"
             if info.get("LiveRestoreEnabled")
-            else 'Set "live-restore": true in its daemon.json: without, its restart ends all sandboxes (files are kept).',
+            else "off: its restart ends all sandboxes; files are kept",
         ),
         _clocks(info),
     ]

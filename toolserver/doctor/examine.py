@@ -20,7 +20,7 @@ _ADVICE = {
     "memory": "Run the server as root, or as a service with Delegate=yes, or use Docker.",
     "cpus": "Run the server as root, or as a service with Delegate=yes, or use Docker.",
     "pids": "Take a newer kernel, or run the server as root.",
-    "disk": "Run the server as root on the engine's host, or put the engine's data on xfs with pquota.",
+    "disk": "Run the server as root on the engine's host, the engine without live-restore, or put its data on xfs with pquota.",
     "kernel": "Install runsc (docs/how-to/gvisor.md), or set TOOLSERVER_RUNTIME__ISOLATION=runc.",
     "seccomp": "Use Docker.",
 }

@@ -18,6 +18,8 @@ from toolserver.runtime.docker_engine import DockerEngine, NotInEngine, Refused
 from toolserver.runtime.loop_disk import MOUNT_OPTIONS, LoopDisks, Unusable
 
 DiskMode = Literal["quota", "loop", "accounted"]
+# seen with 20.10: after its restart the volume can't be deleted, and a new sandbox may find the bare folder below it
+LIVE_RESTORE = "the engine has live-restore on, and its restart loses count of mounted devices"
 _REFUSED = "The Docker engine would not make a workspace."
 
 
@@ -31,12 +33,20 @@ class WorkspaceVolumes:
         self._devices: dict[str, str] = {}  # volumes that were seen to name the device which holds their image
 
     async def choose(
-        self, wanted: Literal["auto", "quota", "loop", "accounted"], probe: str, labels: Mapping[str, str]
+        self,
+        wanted: Literal["auto", "quota", "loop", "accounted"],
+        probe: str,
+        labels: Mapping[str, str],
+        *,
+        live_restore: bool,
     ) -> None:
         """Find what works, by trying with volumes of the name `probe`. Raises RequirementMissing when it is not what is wanted, RuntimeUnavailable."""
         if wanted in ("auto", "quota") and await self._has_quotas(probe, labels):
             self.mode = "quota"
-        elif wanted in ("auto", "loop") and (why := await self._no_loop(probe, labels)) is None:
+        elif (
+            wanted in ("auto", "loop")
+            and (why := LIVE_RESTORE if live_restore else await self._no_loop(probe, labels)) is None
+        ):
             self.mode = "loop"
         elif wanted in ("auto", "accounted"):
             self.mode = "accounted"

@@ -174,7 +174,12 @@ class DockerRuntime(SandboxRuntime):
             raise RequirementMissing(f"TOOLSERVER_RUNTIME__ISOLATION is require-gvisor, but {NO_GVISOR}")
         if self._volumes.mode is None:
             probe = f"probe-{secrets.token_hex(6)}"
-            await self._volumes.choose(self._settings.disk, self._volume(probe), self._labels_of(probe))
+            await self._volumes.choose(
+                self._settings.disk,
+                self._volume(probe),
+                self._labels_of(probe),
+                live_restore=bool(info.get("LiveRestoreEnabled")),
+            )
         self._info = info
 
     @property

@@ -38,7 +38,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnEngine]:
 
 
 def serve(engine: OwnEngine, folder: Path, **settings: str) -> ServerProcess:
-    told = {f"TOOLSERVER_{name}": value for name, value in settings.items()}
+    told = {f"TOOLSERVER_{name}": value for name, value in {"POOL__ENABLED": "false", **settings}.items()}
     return ServerProcess("docker", folder, {"TOOLSERVER_RUNTIME__DOCKER_HOST": engine.host, **told})
 
 
@@ -92,7 +92,10 @@ def test_an_engine_that_ends_in_mid_call_is_never_a_success_and_work_goes_on_whe
         body = {"arguments": {"code": code}, "wait_s": 60}
         path, head = f"/v1/sessions/{session}/tools/python_execute", {"Idempotency-Key": key}
         running = pool.submit(client.post, path, json=body, headers=head)
-        time.sleep(1.5)
+        until = time.monotonic() + 20
+        while client.get(f"/v1/sessions/{session}/files/kept").content != b"once ":
+            assert time.monotonic() < until
+            time.sleep(0.2)
         engine.end(number)
         try:
             answer = running.result(40)
@@ -113,18 +116,19 @@ def test_an_engine_that_ends_in_mid_call_is_never_a_success_and_work_goes_on_whe
 
 
 def test_an_engine_with_live_restore_is_restarted_and_the_session_has_one_sandbox(
-    engine: OwnEngine, server: ServerProcess
+    engine: OwnEngine, tmp_path: Path
 ) -> None:
     engine.end()
     engine.set("live-restore", True)
-    engine.start()
+    server = serve(engine.start(), tmp_path)
     try:
+        server.start()
         with server.client() as client:
-            session = open_session(client)
-            assert (
-                call(client, session, "python_execute", code="x = 1; open('kept', 'w').write('kept')").status_code
-                == 200
-            )
+            created = client.post("/v1/sessions", json={"images": ["workspace"]}).json()
+            assert created["isolation"]["disk"] == "accounted by the worker"
+            session = str(created["id"])
+            code = "x = 1; open('kept', 'w').write('kept')"
+            assert call(client, session, "python_execute", code=code).status_code == 200
             engine.end()
             assert engine.containers_run(), "live-restore did not keep the sandbox"
             engine.start()
@@ -133,6 +137,7 @@ def test_an_engine_with_live_restore_is_restarted_and_the_session_has_one_sandbo
             assert client.delete(f"/v1/sessions/{session}").status_code == 204
             wait_empty(engine)
     finally:
+        server.end()
         engine.end()
         engine.set("live-restore", False)
         engine.start()

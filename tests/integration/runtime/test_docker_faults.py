@@ -25,7 +25,7 @@ pytestmark = pytest.mark.docker
 
 
 class EngineProxy:
-    """A Unix socket that passes to the real engine, hangs, or answers rubbish."""
+    """A Unix socket that passes to the real engine, hangs, or answers rubbish or errors."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.mode = path, "pass"
@@ -53,6 +53,10 @@ class EngineProxy:
             elif self.mode == "rubbish":
                 await reader.read(4096)
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{not json")
+                await writer.drain()
+            elif self.mode == "error":
+                await reader.read(4096)
+                writer.write(b'HTTP/1.1 500 Internal Server Error\r\nContent-Length: 20\r\n\r\n{"message": "broken"')
                 await writer.drain()
             else:
                 await self._pass(reader, writer)

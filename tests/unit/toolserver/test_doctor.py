@@ -50,7 +50,6 @@ def test_an_engine_that_has_all_gets_no_advice() -> None:
 @pytest.mark.parametrize(
     ("changes", "name", "expected"),
     [
-        ({"LiveRestoreEnabled": False}, "engine: live restore", "live-restore"),
         ({"MemoryLimit": False, "PidsLimit": False}, "engine: control groups", "can't limit memory, pids"),
         (
             {"SecurityOptions": ["name=seccomp", "name=rootless"], "CgroupVersion": "1"},
@@ -60,7 +59,7 @@ def test_an_engine_that_has_all_gets_no_advice() -> None:
         ({"SecurityOptions": []}, "engine: security", "no seccomp"),
         ({"SystemTime": "2001-01-01T00:00:00Z"}, "engine: clock", "NTP"),
     ],
-    ids=["live restore", "limits", "rootless", "seccomp", "clock"],
+    ids=["limits", "rootless", "seccomp", "clock"],
 )
 def test_what_an_engine_lacks_is_named_with_what_to_do(changes: dict[str, Any], name: str, expected: str) -> None:
     found = engine(**changes)
