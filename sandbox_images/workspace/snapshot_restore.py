@@ -9,25 +9,17 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import suppress
-from heapq import merge
 from typing import Any
 
 from sandbox_images.base.mcp_stdio import ProtocolError, refused
 from sandbox_images.workspace.beneath import explain
 from sandbox_images.workspace.event_loop import Clock
 from sandbox_images.workspace.file_store import INCOMING, FileStore
-from sandbox_images.workspace.snapshot_manifest import (
-    HEADER,
-    ZERO,
-    Entry,
-    order,
-    parse,
-    pieces,
-    side_by_side,
-)
-from sandbox_images.workspace.snapshot_scan import MAX_MANIFEST_BYTES, Known, Scan, digest, scan
+from sandbox_images.workspace.snapshot_manifest import HEADER, ZERO, Entry, pieces, side_by_side
+from sandbox_images.workspace.snapshot_plan import Plan, all_lines
+from sandbox_images.workspace.snapshot_scan import MAX_MANIFEST_BYTES, Known, digest, scan
 from sandbox_images.workspace.snapshot_tree import FULL, Tree, parted
 from sandbox_images.workspace.workspace_scan import BLOCK, OWN_FOLDER
 
@@ -38,17 +30,6 @@ NO_LIMIT = 1 << 62
 # a path is not any more what the scan saw: something in the sandbox goes on writing
 MOVED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EEXIST, errno.ENOTEMPTY, errno.EISDIR, errno.EXDEV)
 Slices = Generator[None, None, None]
-
-
-class Plan:
-    """What must be done, in the order of the manifest."""
-
-    def __init__(self) -> None:
-        self.doomed: list[tuple[bytes, int]] = []  # (path, mode of a folder, else 0); what is below goes with it
-        self.shut: list[tuple[bytes, int]] = []  # folders in doomed ones that we are shut out of
-        self.make: list[Entry] = []
-        self.modes: list[Entry] = []
-        self.freed = 0  # bytes on disk
 
 
 class Restore:
@@ -109,62 +90,17 @@ class Restore:
         self._lack = []
         return []
 
-    # ---- plan
-
     def _make_plan(self) -> Slices:
         if not self._incoming.startswith(HEADER):
             raise refused("bad_archive", "This is no snapshot that can be read.")
-        self._want = bytes(self._incoming).split(b"\n")[1:-1]
+        self._want = [line + b"\n" for line in bytes(self._incoming).split(b"\n")[1:-1]]
         self._incoming = bytearray()
         have = yield from scan(self._store.workspace, self._known, max_bytes=NO_LIMIT, full=self._full)
-        plan, clock = Plan(), Clock()
-        gone: set[bytes] = set()
-        for ours, theirs in side_by_side(_all_lines(have), (line + b"\n" for line in self._want)):
-            if ours is not None and (theirs is None or theirs.kind != ours.kind):
-                self._doom(plan, gone, ours)
-            if theirs is None:
-                pass
-            elif ours is None or ours.kind != theirs.kind or (ours.size, ours.content, ours.target) != (
-                theirs.size, theirs.content, theirs.target
-            ):  # fmt: skip
-                plan.make.append(theirs)
-            elif ours.mode != theirs.mode:
-                plan.modes.append(theirs)
-            if clock.spent():
-                yield
-                clock.start()
+        plan = Plan()
+        yield from plan.compare(have, self._want)
         self._files = [entry for entry in plan.make if entry.kind == b"f"]
-        for entry in self._files:
-            if sum(length for _, _, length in pieces(entry)) != entry.size:
-                raise refused("bad_archive", "A file of the snapshot has not its size.")
-        yield from self._find_local(have)
-        yield from self._store.quota.refresh()
-        plan.freed = _freed(have, plan, gone)
+        self._local = yield from plan.local_pieces(have)
         self._plan = plan
-
-    @staticmethod
-    def _doom(plan: Plan, gone: set[bytes], entry: Entry) -> None:
-        inside = parted(entry.path)[0] in gone
-        if entry.kind == b"d":
-            gone.add(entry.path)
-            if entry.mode & FULL != FULL:
-                plan.shut.append((entry.path, entry.mode))
-        if not inside:
-            plan.doomed.append((entry.path, entry.mode if entry.kind == b"d" else 0))
-
-    def _find_local(self, have: Scan) -> Slices:
-        """Pieces that the workspace holds already, wherever: they need not come from the server."""
-        needed = {name for entry in self._files for name, _, _ in pieces(entry) if name != ZERO}
-        clock = Clock()
-        for line in have.lines if needed else ():
-            if line.startswith(b"f"):
-                entry = parse(line)
-                for name, offset, length in pieces(entry):
-                    if name in needed:
-                        self._local[name] = (entry.path, offset, length)
-            if clock.spent():
-                yield
-                clock.start()
 
     # ---- stage
 
@@ -277,13 +213,11 @@ class Restore:
 
     def _apply(self, plan: Plan) -> Slices:
         clock = Clock()
-        for number, (path, mode) in enumerate(plan.doomed):
+        for number, path in enumerate(plan.doomed):
             folder, name = parted(path)
-            self._let_in(path, plan, mode)
+            self._let_in(path, plan)
             fd = self._tree.folder(folder, to_change=True)
             try:
-                if mode and mode & FULL != FULL:
-                    self._tree.chmod(name, fd, mode | FULL)
                 os.rename(name, f"gone-{number}", src_dir_fd=fd, dst_dir_fd=self._stage_fd)
             finally:
                 os.close(fd)
@@ -323,17 +257,15 @@ class Restore:
                 yield
                 clock.start()
 
-    def _let_in(self, path: bytes, plan: Plan, mode: int) -> None:
-        """Open the folders below a doomed one that are shut, outer ones first, so that it can be deleted later."""
-        if not mode:
-            return
-        for place, before in plan.shut:
-            if place.startswith(path + b"/"):
+    def _let_in(self, path: bytes, plan: Plan) -> None:
+        """Open the folders of a doomed one that are shut, outer ones first, so that it can be moved, and deleted later."""
+        for place, mode in plan.shut:
+            if place == path or place.startswith(path + b"/"):
                 folder, name = parted(place)
                 with suppress(OSError):
                     fd = self._tree.folder(folder)
                     try:
-                        self._tree.chmod(name, fd, before | FULL)
+                        self._tree.chmod(name, fd, mode | FULL)
                     finally:
                         os.close(fd)
 
@@ -342,7 +274,7 @@ class Restore:
         now = yield from scan(self._store.workspace, self._known, max_bytes=NO_LIMIT, full=self._full)
         differs = []
         clock = Clock()
-        for ours, theirs in side_by_side(_all_lines(now), (line + b"\n" for line in self._want)):
+        for ours, theirs in side_by_side(all_lines(now), self._want):
             entry = ours or theirs
             if ours != theirs and entry is not None:
                 differs.append(entry.path)
@@ -362,25 +294,6 @@ class Restore:
         self._tree.put_back()
         with suppress(ProtocolError, OSError):
             yield from self._store.delete(self._stage, recursive=True)
-
-
-def _all_lines(found: Scan) -> Iterator[bytes]:
-    """What is there, with what a snapshot leaves out."""
-    if not found.left_out:
-        return iter(found.lines)
-    return merge(found.lines, found.left_out, key=lambda line: order(parse(line).path))
-
-
-def _freed(have: Scan, plan: Plan, gone: set[bytes]) -> int:
-    """Bytes on disk of what will be gone or replaced."""
-    replaced = {path for path, _ in plan.doomed} | {entry.path for entry in plan.make}
-    freed = 0
-    for line, size in zip(have.lines, have.blocks, strict=True):
-        if size and (replaced or gone):
-            path = parse(line).path
-            if path in replaced or parted(path)[0] in gone:
-                freed += size
-    return freed
 
 
 def read_piece(tree: Tree, path: bytes, offset: int, length: int) -> bytes | None:

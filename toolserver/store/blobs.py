@@ -96,13 +96,12 @@ class BlobStore:
         return [row[0] for row in rows]
 
     def get(self, name: bytes) -> bytes:
-        """Raises Damaged."""
-        return self._run(lambda connection: _read(connection, name))
-
-    def forget(self, names: Iterable[bytes]) -> None:
-        """So that they are stored anew when they come again."""
-        gone = [(name,) for name in names]
-        self._run(lambda c: c.executemany("DELETE FROM blobs WHERE name = ?", gone))
+        """Raises Damaged; then it is forgotten, so that it is stored anew when it comes again."""
+        try:
+            return self._run(lambda connection: _read(connection, name))
+        except Damaged:
+            self._run(lambda connection: connection.execute("DELETE FROM blobs WHERE name = ?", (name,)))
+            raise
 
     def used_bytes(self) -> int:
         """What is in use, on disk."""
@@ -132,8 +131,8 @@ class BlobStore:
         if count:
             with self._lock, contextlib.suppress(sqlite3.Error):  # only room on disk: the next sweep tries again
                 if self._connection is not None:
-                    self._connection.execute("PRAGMA incremental_vacuum").fetchall()
-                    self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                    # a script runs to its end; a single statement would stop at the first page
+                    self._connection.executescript("PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE)")
         return count
 
     def close(self) -> None:
