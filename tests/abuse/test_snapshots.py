@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from typing import Any
 
@@ -19,14 +20,28 @@ while True:
     swap('f', 'link'); swap('f', 'link')
 """
 GROW = """
+import time
 while True:
     open('log', 'a').write('a line of the log' * 100)
+    time.sleep(0.001)
 """
 
 
 def post(arena: Arena, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     answer = arena.request("POST", f"{arena.path}/{path}", json=body, timeout=120)
     return answer.status_code, answer.json()
+
+
+def begin(arena: Arena, code: str) -> str:
+    """A background job of the sandbox; its id."""
+    answer = arena.call("shell_execute", {"command": f"exec python3 -c {shlex.quote(code)}", "background": True})
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["structured"]["job_id"])
+
+
+def stop(arena: Arena, job: str) -> None:
+    answer = arena.call("shell_kill", {"job_id": job, "force": True})
+    assert answer.status_code == 200, answer.text
 
 
 def test_links_and_folders_that_are_swapped_lead_nowhere(arena: Arena) -> None:
@@ -38,10 +53,7 @@ def test_links_and_folders_that_are_swapped_lead_nowhere(arena: Arena) -> None:
     assert arena.python(made).status_code == 200
     status, calm = post(arena, "snapshots", {})
     assert status == 201
-    assert (
-        arena.python(f"import subprocess, sys\n_racer = subprocess.Popen([sys.executable, '-c', {SWAP!r}])").status_code
-        == 200
-    )
+    job = begin(arena, SWAP)
     until = time.monotonic() + 6
     taken: list[str] = []
     while time.monotonic() < until:
@@ -52,7 +64,7 @@ def test_links_and_folders_that_are_swapped_lead_nowhere(arena: Arena) -> None:
             assert body["files"] <= 41, "nothing of /etc is in it"
         status, body = post(arena, "restore", {"snapshot_id": calm["snapshot_id"]})
         assert status in (200, 503, 429), body
-    assert arena.python("_racer.kill(); _racer.wait()").status_code == 200
+    stop(arena, job)
     for one in taken[:5]:
         told = arena.request("GET", f"{arena.path}/diff?from={calm['snapshot_id']}&to={one}").json()
         paths = [entry["path"] for kind in ("added", "removed", "changed") for entry in told[kind]]
@@ -62,10 +74,7 @@ def test_links_and_folders_that_are_swapped_lead_nowhere(arena: Arena) -> None:
 
 
 def test_a_file_that_grows_all_the_time_does_not_stop_a_snapshot(arena: Arena) -> None:
-    assert (
-        arena.python(f"import subprocess, sys\n_racer = subprocess.Popen([sys.executable, '-c', {GROW!r}])").status_code
-        == 200
-    )
+    job = begin(arena, GROW)
     until = time.monotonic() + 30
     while arena.client.get(f"{arena.path}/files/log").status_code != 200:
         assert time.monotonic() < until
@@ -77,7 +86,7 @@ def test_a_file_that_grows_all_the_time_does_not_stop_a_snapshot(arena: Arena) -
     status, restored = post(arena, "restore", {"snapshot_id": body["snapshot_id"]})
     assert status == 200
     assert (restored["exact"], restored["differs"]) in ((False, ["log"]), (True, []))
-    assert arena.python("_racer.kill(); _racer.wait()").status_code == 200
+    stop(arena, job)
     assert post(arena, "restore", {"snapshot_id": body["snapshot_id"]})[1]["exact"]
 
 
