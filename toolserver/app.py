@@ -232,7 +232,7 @@ class ToolServer:
         """Take nothing new, wait for what runs, then cancel it, or leave it to the next server. Safe to call twice."""
         self.readiness.phase = Phase.DRAINING
         self.registry.places.queue.refuse_all(draining())
-        self.registry.pool.closed = True
+        self.registry.pool.stop()
         grace_s = self.settings.call.kill_grace_s
         if self._keeps_sessions:
             await self.executor.drain(self.settings.http.drain_s, 0, None)

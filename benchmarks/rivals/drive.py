@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 CODE = "print(1+1)"
@@ -88,8 +88,12 @@ def measure(rival: Any, quick: bool) -> dict[str, float | None]:
 def throughput(rival: Any, seconds: float) -> float:
     """Calls a second of 8 sessions with a thread each."""
     with ThreadPoolExecutor(SESSIONS) as pool:
-        handles = list(pool.map(lambda _: rival.create(), range(SESSIONS)))
+        starts = [pool.submit(rival.create) for _ in range(SESSIONS)]
+        wait(starts)
+        handles = [start.result() for start in starts if start.exception() is None]
         try:
+            for start in starts:
+                start.result()  # raises what one of them raised
             list(pool.map(lambda handle: checked(rival, handle), handles))
 
             def work(handle: Any) -> int:

@@ -13,6 +13,7 @@ import docker
 import requests
 import websocket
 
+UP_S = 180  # eight at a time on a busy machine
 COMMAND = ["jupyter", "kernelgateway", "--KernelGatewayApp.ip=0.0.0.0", "--KernelGatewayApp.port=8888"]
 
 
@@ -40,7 +41,7 @@ class Rival:
             raise
 
     def _connect(self, address: str) -> websocket.WebSocket:
-        until = time.monotonic() + 60
+        until = time.monotonic() + UP_S
         while True:
             try:
                 answer = requests.post(f"http://{address}/api/kernels", json={"name": "python3"}, timeout=30)

@@ -26,7 +26,7 @@ from toolserver.images.wheels import cached_wheels
 
 Say = Callable[[str], None]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "toolcrib" / "rivals"
-LIMIT_S = 600
+LIMIT_S = 900
 DOCKERFILE = """
 ARG BASE
 FROM ${BASE}

@@ -6,10 +6,11 @@ What never becomes a request is answered in the one error shape too, and its con
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from toolserver.api.joined_writes import JoinedWrites
 from toolserver.calls.answer import encode_body
 from toolserver.errors import Code, ToolServerError
 from toolserver.telemetry.trace import trace_id
@@ -28,7 +29,7 @@ def protocol_class(header_timeout_s: float, max_connections: int) -> type[HttpTo
         _in_headers = True
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
+            super().connection_made(cast(asyncio.Transport, JoinedWrites(transport, self.loop)))
             if len(self.connections) > max_connections:
                 self._refuse(
                     Code.NO_CAPACITY, f"The server has {max_connections} connections open, its limit. Try again."

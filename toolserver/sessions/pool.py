@@ -204,10 +204,14 @@ class Pool:
         """In the background."""
         self._background.spawn(self._maker.end(spare), f"end {spare.spec.sandbox_id}")
 
-    async def close(self, timeout_s: float) -> None:
-        """End all spares. A start under way is waited for and ended with what it started."""
+    def stop(self) -> None:
+        """Start nothing more, and end all spares in the background. Again: nothing happens."""
         self.closed = True
         for spares in self._spares.values():
             while spares:
                 self.end(spares.popleft())
+
+    async def close(self, timeout_s: float) -> None:
+        """Wait for the end of all. A start under way is waited for and ended with what it started."""
+        self.stop()
         await self._background.finish(timeout_s)
