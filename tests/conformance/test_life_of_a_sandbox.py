@@ -9,7 +9,7 @@ import pytest
 from tests.conformance.conftest import Bench, read_all
 from tests.conformance.programs import DEAF, ECHO, EXIT_42, RECALL, REMEMBER, UNDYING
 from toolserver.errors import RuntimeUnavailable, SandboxGone
-from toolserver.runtime.base import Inventory
+from toolserver.runtime.base import Inventory, SandboxEnded
 
 
 async def test_what_is_sent_comes_back(bench: Bench) -> None:
@@ -126,6 +126,50 @@ async def test_sweep_removes_what_is_not_kept_and_nothing_else(bench: Bench) -> 
     assert (await bench.runtime.has_workspace("s1"), await bench.runtime.has_workspace("s2")) == (False, True)
     await kept.remove()
     await ended.remove()
+    assert (await bench.runtime.inventory()).sandboxes == frozenset()
+
+
+async def test_a_sandbox_that_was_let_go_is_attached_again_in_its_state(bench: Bench) -> None:
+    first = await bench.start(ECHO)
+    await first.send(b"one\n")
+    assert await first.receive() == b"one\n"
+    await first.release()
+    again = await bench.runtime.attach(first.spec, first.handle)
+    assert again.handle == first.handle
+    await again.send(b"two\n")
+    assert await again.receive() == b"two\n"
+    assert (await bench.runtime.inventory()).running == {first.spec.sandbox_id}
+    assert (await again.remove()).cause == "killed"
+    with pytest.raises(SandboxEnded):
+        await bench.runtime.attach(first.spec, first.handle)
+
+
+async def test_what_a_sandbox_says_while_nobody_holds_it_does_not_stop_it(real_bench: Bench) -> None:
+    program = (
+        "import sys\nfor line in sys.stdin: print('x' * 5000); sys.stdout.flush(); open('/workspace/n', 'a').write('n')"
+    )
+    first = await real_bench.start(program)
+    await first.send(b"go\n" * 5)
+    await first.release()
+    await asyncio.sleep(0.5)
+    again = await real_bench.runtime.attach(first.spec, first.handle)
+    await again.remove()
+    assert await real_bench.output("print(open('/workspace/n').read(), flush=True)") == b"nnnnn\n"
+
+
+async def test_an_ended_sandbox_is_not_attached_and_can_be_discarded(bench: Bench) -> None:
+    first = await bench.start(EXIT_42)
+    await read_all(first)
+    await first.release()
+
+    async def attach_until_it_fails() -> None:
+        for _ in range(100):  # the engine may note its end later than its stream
+            await (await bench.runtime.attach(first.spec, first.handle)).release()
+            await asyncio.sleep(0.05)
+
+    with pytest.raises(SandboxEnded):
+        await attach_until_it_fails()
+    await bench.runtime.discard(frozenset({first.spec.sandbox_id}), frozenset())
     assert (await bench.runtime.inventory()).sandboxes == frozenset()
 
 

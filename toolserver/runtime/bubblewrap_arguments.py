@@ -57,7 +57,7 @@ def command_line(
     own_user = [] if place.uid is not None else _own_user_namespace(place)
     namespaces = ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox"]
     network = [] if spec.network == "open" else ["--unshare-net"]
-    process = ["--as-pid-1", "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
+    process = ["--as-pid-1", "--new-session", "--clearenv", "--cap-drop", "ALL"]
     if place.uid is not None:  # for setpriv alone, which gives them away before the command starts
         for name in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"):
             process += ["--cap-add", name]

@@ -2,8 +2,9 @@
 
     <state>/bubblewrap/workspaces/<workspace>/workspace/   bound at /workspace
     <state>/bubblewrap/workspaces/<workspace>/users/       passwd and group of its sandboxes
-    <state>/bubblewrap/processes/<sandbox>                 "pid start-time" of its first process
-    <state>/bubblewrap/etc-none, etc-open                  /etc without and with a network
+    <state>/bubblewrap/sandboxes/<sandbox>/in, out, err    named pipes
+    <state>/bubblewrap/sandboxes/<sandbox>/processes       "pid start-time" of its first process, and of its monitor
+    <state>/bubblewrap/etc-none-…, etc-open-…              /etc without and with a network, named by what is in it
 Blocking: call it in a thread.
 """
 
@@ -13,9 +14,13 @@ import hashlib
 import os
 import shutil
 import subprocess
+import tempfile
+import time
 from pathlib import Path
 
 from toolserver.errors import RuntimeUnavailable
+from toolserver.runtime.bubblewrap_sandbox import Processes
+from toolserver.runtime.fifo_stream import make_fifos
 from toolserver.runtime.host_process import HostProcess
 from toolserver.runtime.loop_disk import LoopDisks, unmount
 from toolserver.runtime.sandbox_etc import make_etc, make_users
@@ -23,7 +28,7 @@ from toolserver.runtime.sandbox_etc import make_etc, make_users
 # ids that no distribution and no container tool gives out; a user namespace that maps fewer gets ids of its own range
 _FIRST_UID, _FIRST_SMALL_UID = 1_900_000_000, 40_000
 _UIDS, _SHARES = 20_000, 5_000  # ids of one server; servers of one host whose state is elsewhere have other ones
-_DELETE_S = 120
+_DELETE_S, _END_S = 120, 10.0
 
 
 class BubblewrapFolders:
@@ -33,21 +38,39 @@ class BubblewrapFolders:
         self.fixed_size = False  # true: new workspaces are file systems of their own
         self._home = state_dir / "bubblewrap"
         self.disks = LoopDisks(self._home / "disks", 0)
-        self._workspaces, self._processes = self._home / "workspaces", self._home / "processes"
+        self._workspaces, self._sandboxes = self._home / "workspaces", self._home / "sandboxes"
+        self._etc: dict[bool, Path] = {}
         self._root, self._sandbox_uid = root, sandbox_uid
 
     def prepare(self) -> None:
         """Raises OSError."""
-        for folder in (self._home, self._workspaces, self._processes):
+        for folder in (self._home, self._workspaces, self._sandboxes):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # the mounts are made before the user is changed
         for network in (False, True):
-            folder = self.etc(network=network)
-            if folder.exists():
-                shutil.rmtree(folder)
-            make_etc(folder, network=network)
+            self._etc[network] = self._make_etc(network=network)
+
+    def _make_etc(self, *, network: bool) -> Path:
+        """What an earlier server made is left as it is: sandboxes that outlived it look at it."""
+        name = f"etc-{'open' if network else 'none'}"
+        new = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=self._home))
+        new.rmdir()
+        make_etc(new, network=network)
+        digest = hashlib.sha256()
+        for place in sorted(new.rglob("*")):
+            digest.update(os.fsencode(place.relative_to(new)) + b"\0")
+            digest.update(place.read_bytes() if place.is_file() else b"")
+        folder = self._home / f"{name}-{digest.hexdigest()[:16]}"
+        try:
+            new.rename(folder)
+        except OSError:  # it is there
+            shutil.rmtree(new)
+        return folder
 
     def etc(self, *, network: bool) -> Path:
-        return self._home / ("etc-open" if network else "etc-none")
+        return self._etc[network]
+
+    def sandbox(self, sandbox_id: str) -> Path:
+        return self._sandboxes / sandbox_id
 
     def workspace(self, workspace_id: str) -> Path:
         return self._workspaces / workspace_id
@@ -116,34 +139,44 @@ class BubblewrapFolders:
         found = {folder.name for folder in self._workspaces.iterdir()} if self._workspaces.is_dir() else set()
         return sorted(found.union(self.disks.workspace_ids()))
 
-    # -- processes that a killed server leaves
+    # -- sandboxes, those that a killed server leaves too
 
-    def remember(self, sandbox_id: str, pid: int) -> None:
-        process = HostProcess.running(pid)
-        if process is not None:
-            (self._processes / sandbox_id).write_text(process.dump())
+    def create_sandbox(self, sandbox_id: str) -> tuple[int, int, int]:
+        """Its folder and pipes; the descriptors of its side of them. Raises OSError."""
+        folder = self.sandbox(sandbox_id)
+        folder.mkdir(mode=0o700)
+        return make_fifos(folder)
+
+    def remember(self, sandbox_id: str, processes: Processes) -> None:
+        (self.sandbox(sandbox_id) / "processes").write_text(processes.dump())
 
     def forget(self, sandbox_id: str) -> None:
-        (self._processes / sandbox_id).unlink(missing_ok=True)
+        shutil.rmtree(self.sandbox(sandbox_id), ignore_errors=True)
 
     def sandbox_ids(self) -> tuple[set[str], set[str]]:
-        """All that were noted or are being started, and those of them that run."""
-        noted = [note.name for note in self._processes.iterdir()] if self._processes.is_dir() else []
-        running = {name for name in noted if (process := self._noted(name)) is not None and process.is_running()}
+        """All that have a folder or are being started, and those of them that run."""
+        known = {folder.name for folder in self._sandboxes.iterdir()} if self._sandboxes.is_dir() else set()
+        running = {name for name in known if (processes := self._noted(name)) is not None and processes.run}
         starting = set(self._starting())
-        return starting.union(noted), starting | running
+        return starting | known, starting | running
 
     def end(self, sandbox_id: str) -> None:
-        """Kill what runs of a sandbox that an earlier server started. Raises PermissionError."""
-        for process in (*self._starting().get(sandbox_id, ()), self._noted(sandbox_id)):
-            if process is not None:
+        """Kill what runs of a sandbox that an earlier server started, and wait for its end. Raises RuntimeUnavailable."""
+        noted = self._noted(sandbox_id)
+        found = [*self._starting().get(sandbox_id, ()), *((noted.first, noted.monitor) if noted is not None else ())]
+        until = time.monotonic() + _END_S
+        while any(process.is_running() for process in found):
+            for process in found:
                 process.kill()
+            if time.monotonic() > until:
+                raise RuntimeUnavailable("A sandbox did not end when it was killed.")
+            time.sleep(0.005)
         self.forget(sandbox_id)
 
-    def _noted(self, sandbox_id: str) -> HostProcess | None:
+    def _noted(self, sandbox_id: str) -> Processes | None:
         try:
-            return HostProcess.load((self._processes / sandbox_id).read_text())
-        except FileNotFoundError:
+            return Processes.load((self.sandbox(sandbox_id) / "processes").read_text())
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def _starting(self) -> dict[str, list[HostProcess]]:

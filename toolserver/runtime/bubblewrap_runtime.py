@@ -24,10 +24,13 @@ from toolserver.errors import RequirementMissing, RuntimeUnavailable
 from toolserver.runtime.base import Inventory, Limits, Sandbox, SandboxEnd, SandboxEnded, SandboxRuntime, SandboxSpec
 from toolserver.runtime.bubblewrap_arguments import Place, command_line, loader_cache_command
 from toolserver.runtime.bubblewrap_folders import BubblewrapFolders
-from toolserver.runtime.bubblewrap_sandbox import BubblewrapSandbox, first_process
+from toolserver.runtime.bubblewrap_sandbox import BubblewrapSandbox, Processes, first_process
 from toolserver.runtime.cgroups import Cgroups
+from toolserver.runtime.fifo_stream import FifoStreams
 from toolserver.runtime.hardening import OPEN_FILES, SANDBOX_UID
+from toolserver.runtime.host_process import HostProcess
 from toolserver.runtime.interpreter import Interpreter, find_interpreter
+from toolserver.runtime.log_tail import LogTail
 from toolserver.runtime.loop_disk import Unusable
 from toolserver.runtime.seccomp_filter import build_filter, supported
 from toolserver.runtime.uninterrupted import uninterrupted
@@ -146,8 +149,15 @@ class BubblewrapRuntime(SandboxRuntime):
         return await uninterrupted(self._start(spec, self._program), undo=lambda sandbox: sandbox.remove())
 
     async def attach(self, spec: SandboxSpec, handle: str) -> Sandbox:
-        del spec, handle  # its pipes went with the server that started it
-        raise SandboxEnded(SandboxEnd("unknown"))
+        processes = Processes.load(handle)
+        if processes is None or not processes.run:
+            oom = self._cgroups.problem is None and self._cgroups.oom_kills(spec.sandbox_id) > 0
+            raise SandboxEnded(SandboxEnd("oom" if oom else "unknown"))
+        try:
+            streams = FifoStreams(self._folders.sandbox(_checked(spec.sandbox_id)))
+        except OSError as gone:
+            raise SandboxEnded(SandboxEnd("unknown")) from gone
+        return self._hold(spec, processes, streams, None)
 
     async def resize(self, sandbox: Sandbox, limits: Limits) -> Limits:
         del sandbox, limits
@@ -155,18 +165,28 @@ class BubblewrapRuntime(SandboxRuntime):
 
     async def _start(self, spec: SandboxSpec, program: _Program) -> BubblewrapSandbox:
         place = await asyncio.to_thread(self._place, spec, program)
+        try:
+            theirs = await asyncio.to_thread(self._folders.create_sandbox, spec.sandbox_id)
+        except OSError as problem:
+            await asyncio.to_thread(self._forget, spec.sandbox_id)
+            raise RuntimeUnavailable("The pipes of a sandbox could not be made.") from problem
         seccomp = _in_memory(build_filter(platform.machine())) if supported(platform.machine()) else None
         told, info = os.pipe()
         held, go = os.pipe()
         inherited = [info, held] if seccomp is None else [info, held, seccomp]
         try:
-            monitor = await asyncio.create_subprocess_exec(
-                f"{spec.sandbox_id}/bwrap",  # so that it is found again when the server dies before it noted the process
-                *command_line(spec, place, seccomp_fd=seccomp, info_fd=info, block_fd=held)[1:],
+            streams = FifoStreams(self._folders.sandbox(spec.sandbox_id))
+            child = await asyncio.to_thread(
+                subprocess.Popen,
+                # named so that it is found again when the server dies before it noted the process
+                [
+                    f"{spec.sandbox_id}/bwrap",
+                    *command_line(spec, place, seccomp_fd=seccomp, info_fd=info, block_fd=held)[1:],
+                ],
                 executable=place.bwrap,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
+                stdin=theirs[0],
+                stdout=theirs[1],
+                stderr=theirs[2],
                 pass_fds=inherited,
                 start_new_session=True,  # a Ctrl-C in the server's terminal is not for sandboxes
                 env={"PATH": os.environ.get("PATH", "/usr/bin:/bin")},
@@ -178,40 +198,59 @@ class BubblewrapRuntime(SandboxRuntime):
             await asyncio.to_thread(self._forget, spec.sandbox_id)
             raise RuntimeUnavailable("bubblewrap could not be run.") from problem
         finally:
-            for descriptor in inherited:
+            for descriptor in (*inherited, *theirs):
                 os.close(descriptor)
         try:
-            return await self._take(spec, monitor, told)
+            return await self._take(spec, child, streams, told)
         finally:
             os.close(go)  # the command begins
 
-    async def _take(self, spec: SandboxSpec, monitor: asyncio.subprocess.Process, told: int) -> BubblewrapSandbox:
+    async def _take(
+        self, spec: SandboxSpec, child: subprocess.Popen[bytes], streams: FifoStreams, told: int
+    ) -> BubblewrapSandbox:
         try:
             pid = await first_process(told, self._settings.start_timeout_s)
-            # noted before anything else: when the server is killed and is root, the kernel does not let bwrap, which has
-            # no capability left, end the first process of another user; it ends itself when its stdin does, else in `sweep`
-            self._folders.remember(spec.sandbox_id, pid)
+            first, monitor = HostProcess.running(pid), HostProcess.running(child.pid)
+            if first is None or monitor is None:
+                raise RuntimeUnavailable("A sandbox ended before it began.")
+            processes = Processes(first, monitor)
+            # noted before anything else: nothing but the next server, or its lease, ends a sandbox whose server was killed
+            self._folders.remember(spec.sandbox_id, processes)
             if self._cgroups.problem is None:
                 self._cgroups.join(spec.sandbox_id, pid)
         except (RuntimeUnavailable, OSError) as problem:
-            with contextlib.suppress(ProcessLookupError):
-                monitor.kill()
-            _, said = await monitor.communicate()
+            child.kill()
+            await asyncio.to_thread(child.wait)
+            with contextlib.suppress(RuntimeUnavailable):  # a reconcile takes it later
+                await asyncio.to_thread(self._folders.end, spec.sandbox_id)
+            said = LogTail()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    while data := await streams.receive_log():
+                        said.feed(data)
+            streams.close()
             await asyncio.to_thread(self._forget, spec.sandbox_id)
-            raise RuntimeUnavailable(_why_not(said.decode("utf-8", "replace"), root=self._root)) from problem
-        try:
-            first = os.pidfd_open(pid)
-        except ProcessLookupError:
-            first = None  # it has run and ended already; what it said is still in the pipes
-        sandbox = BubblewrapSandbox(
+            raise RuntimeUnavailable(_why_not(said.text(), root=self._root)) from problem
+        return self._hold(spec, processes, streams, child)
+
+    def _hold(
+        self, spec: SandboxSpec, processes: Processes, streams: FifoStreams, child: subprocess.Popen[bytes] | None
+    ) -> BubblewrapSandbox:
+        name = spec.sandbox_id
+        sandbox = self._sandboxes[name] = BubblewrapSandbox(
             spec,
-            monitor,
-            first,
-            forget=lambda: self._forget(spec.sandbox_id),
-            oom_kills=lambda: self._cgroups.oom_kills(spec.sandbox_id),
+            processes,
+            streams,
+            child=child,
+            forget=lambda: self._forget(name),
+            released=lambda: self._release(name, sandbox),
+            oom_kills=lambda: self._cgroups.oom_kills(name) if self._cgroups.problem is None else 0,
         )
-        self._sandboxes[spec.sandbox_id] = sandbox
         return sandbox
+
+    def _release(self, sandbox_id: str, sandbox: BubblewrapSandbox) -> None:
+        if self._sandboxes.get(sandbox_id) is sandbox:
+            del self._sandboxes[sandbox_id]
 
     def _forget(self, sandbox_id: str) -> None:
         self._sandboxes.pop(sandbox_id, None)

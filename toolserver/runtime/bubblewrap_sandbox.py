@@ -1,4 +1,4 @@
-"""One sandbox under bubblewrap: its pipes, its first process, how it ended."""
+"""One sandbox under bubblewrap: its named pipes, its first process, how it ended."""
 
 from __future__ import annotations
 
@@ -7,64 +7,89 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
-from toolserver.errors import RuntimeUnavailable, SandboxGone
+from toolserver.errors import RuntimeUnavailable
 from toolserver.runtime.base import Sandbox, SandboxEnd, SandboxSpec
+from toolserver.runtime.fifo_stream import FifoStreams
+from toolserver.runtime.host_process import HostProcess
 from toolserver.runtime.log_tail import LogTail
 from toolserver.runtime.uninterrupted import uninterrupted
 
-CHUNK = 1 << 18
 GONE_S = 10.0  # for the kernel to end a process namespace
+_LOOK_EVERY_S = 0.002
+
+
+@dataclass(frozen=True)
+class Processes:
+    """`monitor` is bwrap itself; the end of `first`, the sandbox's first process, is the end of all in it."""
+
+    first: HostProcess
+    monitor: HostProcess
+
+    def dump(self) -> str:
+        return f"{self.first.dump()}{self.monitor.dump()}"
+
+    @classmethod
+    def load(cls, text: str) -> Processes | None:
+        lines = text.splitlines()
+        found = [HostProcess.load(line) for line in lines[:2]]
+        if len(found) != 2 or found[0] is None or found[1] is None:
+            return None
+        return cls(found[0], found[1])
+
+    @property
+    def run(self) -> bool:
+        """Whether it is a whole sandbox. A first process without its monitor is not."""
+        return self.first.is_running() and self.monitor.is_running()
+
+    @property
+    def gone(self) -> bool:
+        return not self.first.is_running() and not self.monitor.is_running()
 
 
 class BubblewrapSandbox(Sandbox):
-    """`monitor` is bwrap itself; the sandbox's first process, whose end is the end of all in it, is held by a pidfd (None: it ended already)."""
-
     def __init__(
         self,
         spec: SandboxSpec,
-        monitor: asyncio.subprocess.Process,
-        first: int | None,
+        processes: Processes,
+        streams: FifoStreams,
+        *,
+        child: subprocess.Popen[bytes] | None,
         forget: Callable[[], None],
+        released: Callable[[], None],
         oom_kills: Callable[[], int],
     ) -> None:
-        """`forget` is told when nothing of it runs any more, `oom_kills` how many of its processes memory has cost."""
-        self.spec, self.handle = spec, spec.sandbox_id
-        self._oom_kills = oom_kills
-        self._monitor, self._first = monitor, first
-        self._forget = forget
+        """`child` is the monitor where this process started it: only then its exit code can be known.
+
+        `forget` is told when nothing of it runs any more, `oom_kills` how many of its processes memory has cost.
+        """
+        self.spec, self.handle = spec, processes.dump()
+        self._processes, self._streams, self._child = processes, streams, child
+        self._forget, self._released, self._oom_kills = forget, released, oom_kills
         self._killed = False
         self._end: SandboxEnd | None = None
-        self._removing, self._writing = asyncio.Lock(), asyncio.Lock()
+        self._removing = asyncio.Lock()
         self._log = LogTail()
         self._logging = asyncio.create_task(self._keep_log(), name=f"log of sandbox {spec.sandbox_id}")
         self._watched: int | None = None
         self._watch()
 
     def _watch(self) -> None:
-        """End the sandbox with its monitor. The kernel does not: a namespace's first process can outlive --die-with-parent."""
-        try:
-            self._watched = os.pidfd_open(self._monitor.pid)
-        except ProcessLookupError:
+        """End the sandbox with its monitor. The kernel does not."""
+        self._watched = self._processes.monitor.hold()
+        if self._watched is None:
             self._monitor_ended()
         else:
             asyncio.get_running_loop().add_reader(self._watched, self._monitor_ended)
 
     def _monitor_ended(self) -> None:
         self._unwatch()
-        self._end_first()
-
-    def _end_first(self) -> bool:
-        """Whether there was something to end."""
-        if self._first is None:
-            return False
-        try:
-            signal.pidfd_send_signal(self._first, signal.SIGKILL)
-        except ProcessLookupError:
-            return False
-        return True
+        self._processes.first.kill()
+        self._reap()
 
     def _unwatch(self) -> None:
         if self._watched is not None:
@@ -72,44 +97,46 @@ class BubblewrapSandbox(Sandbox):
             os.close(self._watched)
             self._watched = None
 
+    def _reap(self) -> int | None:
+        """The monitor's exit code, where it is known."""
+        return None if self._child is None else self._child.poll()
+
     async def _keep_log(self) -> None:
-        assert self._monitor.stderr is not None  # noqa: S101 - started with a pipe
-        while data := await self._monitor.stderr.read(CHUNK):
+        while data := await self._streams.receive_log():
             self._log.feed(data)
 
     async def send(self, data: bytes) -> None:
-        stdin = self._monitor.stdin
-        assert stdin is not None  # noqa: S101 - started with a pipe
-        async with self._writing:
-            try:
-                await stdin.drain()  # what others sent
-                if stdin.is_closing() or self._monitor.returncode is not None:
-                    raise SandboxGone("The sandbox's stream is closed.")
-                stdin.write(data)
-                await stdin.drain()
-            except (OSError, RuntimeError) as broken:
-                raise SandboxGone("The sandbox's stream broke.") from broken
+        await self._streams.send(data)
 
     async def receive(self) -> bytes:
-        if self._end is not None:
-            return b""
-        assert self._monitor.stdout is not None  # noqa: S101 - started with a pipe
-        return await self._monitor.stdout.read(CHUNK)
+        return await self._streams.receive()
 
     async def kill(self) -> None:
         if self._end is not None:
             return
-        if self._monitor.returncode is None:
-            self._killed = self._end_first() or self._killed
+        self._killed = self._processes.first.kill() or self._killed
         if not await self._exited(GONE_S):
             raise RuntimeUnavailable("A sandbox did not end when it was killed.")
 
     async def _exited(self, within_s: float) -> bool:
         deadline = asyncio.get_running_loop().time() + within_s
-        # not wait(): with some event loops that waits for the pipes too, which nobody may be reading
-        while self._monitor.returncode is None and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
-        return self._monitor.returncode is not None
+        while not self._processes.gone and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110 - no event tells of both
+            await asyncio.sleep(_LOOK_EVERY_S)
+        return self._processes.gone
+
+    async def release(self) -> None:
+        self._let_go()
+        if self._child is not None:
+            self._child.returncode = (
+                self._child.poll() or 0
+            )  # it is waited for no more, and nobody needs to be warned of that
+        self._child = None
+        self._released()
+
+    def _let_go(self) -> None:
+        self._logging.cancel()
+        self._streams.close()
+        self._unwatch()
 
     async def remove(self) -> SandboxEnd:
         async with self._removing:
@@ -117,46 +144,29 @@ class BubblewrapSandbox(Sandbox):
                 self._end = await uninterrupted(self._remove())
             return self._end
 
-    async def release(self) -> None:
-        await self.remove()
-
     async def _remove(self) -> SandboxEnd:
-        if not self._killed and self._stdout_ended():
+        if not self._killed and self._streams.ended:
             # about to exit, most often; its own exit code is the truth then
             await self._exited(0.5)
-        with contextlib.suppress(RuntimeUnavailable):  # what will not go is noted, and swept later
+        with contextlib.suppress(RuntimeUnavailable):  # what will not go is noted, and a reconcile takes it
             await self.kill()
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, asyncio.CancelledError):
             async with asyncio.timeout(1):
                 await asyncio.shield(self._logging)
-        self._logging.cancel()
-        _close_pipes(self._monitor)
-        self._unwatch()
-        if self._first is not None:
-            os.close(self._first)
-        end = self._how(self._monitor.returncode)
-        if self._monitor.returncode is not None:
+        self._let_go()
+        end = self._how(self._reap())
+        if self._processes.gone:
             await asyncio.to_thread(self._forget)
         return end
-
-    def _stdout_ended(self) -> bool:
-        return self._monitor.stdout is not None and self._monitor.stdout.at_eof()
 
     def _how(self, code: int | None) -> SandboxEnd:
         cause: Literal["killed", "unknown", "exited", "oom"] = "exited"
         if self._killed:
             cause = "killed"
         elif code is None or code < 0 or code == 128 + signal.SIGKILL:
-            cause = (
-                "oom" if self._oom_kills() else "unknown"
-            )  # bwrap was ended itself, or it tells of a SIGKILL, or the program exits like one
+            # bwrap was ended itself, or it tells of a SIGKILL, or the program exits like one
+            cause = "oom" if self._oom_kills() else "unknown"
         return SandboxEnd(cause, code, self._log.text())
-
-
-def _close_pipes(process: asyncio.subprocess.Process) -> None:
-    # asyncio has no public way to let go of the pipes of a process that has ended
-    transport = process._transport  # type: ignore[attr-defined]  # noqa: SLF001
-    transport.close()
 
 
 async def first_process(descriptor: int, timeout_s: float) -> int:

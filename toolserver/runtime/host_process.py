@@ -27,15 +27,23 @@ class HostProcess:
     def is_running(self) -> bool:
         return HostProcess.running(self.pid) == self
 
-    def kill(self) -> bool:
-        """SIGKILL, if it still is that process; whether it was. Raises PermissionError for another user's."""
+    def hold(self) -> int | None:
+        """A pidfd, the caller's to close; None when it is that process no more."""
         try:
             handle = os.pidfd_open(self.pid)
         except ProcessLookupError:
+            return None
+        if self.is_running():
+            return handle
+        os.close(handle)
+        return None
+
+    def kill(self) -> bool:
+        """SIGKILL, if it still is that process; whether it was. Raises PermissionError for another user's."""
+        handle = self.hold()
+        if handle is None:
             return False
         try:
-            if HostProcess.running(self.pid) != self:
-                return False
             signal.pidfd_send_signal(handle, signal.SIGKILL)
         except ProcessLookupError:
             return False

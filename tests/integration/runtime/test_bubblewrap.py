@@ -96,16 +96,20 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("then", ["sys.stdin.read()", "time.sleep(600)"])
-async def test_sandboxes_of_a_killed_server_end_by_themselves_or_in_the_next_sweep(tmp_path: Path, then: str) -> None:
-    server = await asyncio.create_subprocess_exec(sys.executable, "-c", CRASHING_SERVER, str(tmp_path), then)
+async def test_a_sandbox_outlives_its_killed_server_until_the_next_one_wants_it_or_not(tmp_path: Path) -> None:
+    server = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CRASHING_SERVER, str(tmp_path), "print(sys.stdin.readline(), flush=True); time.sleep(600)"
+    )
     assert await server.wait() == -9
-    note = tmp_path / "bubblewrap" / "processes" / "box"
+    note = tmp_path / "bubblewrap" / "sandboxes" / "box" / "processes"
     first = HostProcess.load(note.read_text().splitlines()[0])
     assert first is not None
-    if then == "sys.stdin.read()":
-        await _ended(first)
+    assert first.is_running()
     runtime = BubblewrapRuntime("server", tmp_path, RuntimeSettings())
+    found = await runtime.attach(_spec("", name="box"), note.read_text())
+    await found.send(b"hello\n")
+    assert await found.receive() == b"hello\n\n"
+    await found.release()
     assert await runtime.sweep() >= 1
     await _ended(first)
     assert not note.exists()
@@ -124,7 +128,9 @@ async def test_a_process_number_that_was_given_anew_is_not_killed(tmp_path: Path
     try:
         runtime = BubblewrapRuntime("server", tmp_path, RuntimeSettings())
         await runtime.check()
-        (tmp_path / "bubblewrap" / "processes" / "old").write_text(f"{bystander.pid} 12345\n")
+        old = tmp_path / "bubblewrap" / "sandboxes" / "old"
+        old.mkdir()
+        (old / "processes").write_text(f"{bystander.pid} 12345\n{bystander.pid} 12345\n")
         await runtime.sweep()
         assert bystander.returncode is None
         assert HostProcess.running(bystander.pid) is not None
