@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.faults.ready_to_fork import ForkedServer
 from tests.server_process import ServerProcess
 
 RUNTIMES = [pytest.param("docker", marks=pytest.mark.docker), pytest.param("bubblewrap", marks=pytest.mark.bubblewrap)]
@@ -78,7 +79,7 @@ def test_no_kill_of_the_server_loses_or_repeats_a_call(runtime: str, tmp_path: P
     sys.stdout.write(f"seed {seed}: TOOLCRIB_TEST_SEED={seed} repeats it\n")
     chance = random.Random(seed)
     # no pool: that starts at the same time as the rest is another test's matter
-    server = ServerProcess(runtime, tmp_path, {"TOOLSERVER_POOL__ENABLED": "false"}).start()
+    server = ForkedServer(runtime, tmp_path, {"TOOLSERVER_POOL__ENABLED": "false"}).start()
     ran: dict[str, list[str]] = {}
     drivers: list[Driver] = []
     slowest = 0.0
@@ -130,10 +131,9 @@ def test_no_kill_of_the_server_loses_or_repeats_a_call(runtime: str, tmp_path: P
         left_open = sum(driver.open_at_kill for driver in drivers)
         calls = sum(len(driver.told) for driver in drivers)
         told = f"{ROUNDS} kills of the server, {left_open} calls under way at one, {calls} calls"
-        sys.stdout.write(f"{told}; usable after {slowest:.2f} s at most
-")
+        sys.stdout.write(f"{told}; usable after {slowest:.2f} s at most\n")
     finally:
-        server.end()
+        server.close()
 
 
 def _make_a_session(server: ServerProcess) -> None:
