@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Generator
 
@@ -40,24 +41,41 @@ class Family:
         return {pid for pid in found if not shown[pid][1]}, zombies
 
     def end_leftovers(self, interpreter: int | None) -> Generator[None, None, tuple[int, bool]]:
-        """Kill them until none is left: (how many they were, whether all are gone)."""
+        """Kill them until none is left: (how many they were, whether all are gone).
+
+        The interpreter's process group, where most of what it forked is, stands still meanwhile: the kernel stops a group in
+        one step, so that nothing in it can fork faster than it is found.
+        """
         killed: set[int] = set()
         until = time.monotonic() + PATIENCE_S
-        while True:
-            found = self.leftovers(interpreter)[0]
-            if not found:
-                return len(killed), True
-            if time.monotonic() > until:
-                return len(killed), False
-            killed |= processes.kill_all(lambda: self.leftovers(interpreter)[0])
-            yield
+        stopped = False
+        try:
+            while True:
+                found = self.leftovers(interpreter)[0]
+                if not found:
+                    return len(killed), True
+                if time.monotonic() > until:
+                    return len(killed), False
+                if interpreter is not None:
+                    processes.send_signal(-interpreter, signal.SIGSTOP)
+                    stopped = True
+                killed |= processes.kill_all(lambda: self.leftovers(interpreter)[0])
+                yield
+        finally:
+            if interpreter is not None and stopped:
+                processes.send_signal(interpreter, signal.SIGCONT)
+
+    def end_everything(self) -> None:
+        """Kill, as PID 1 and in one step, all processes but the worker: background jobs too. For when nothing else helps."""
+        if self._me == 1:
+            processes.send_signal(-1, signal.SIGKILL)
 
     def end_all(self) -> None:
         """At the worker's own end: kill everything below it, and as PID 1 everything there is."""
         until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
             if self._me == 1:
-                processes.send_signal(-1, 9)
+                processes.send_signal(-1, signal.SIGKILL)
             found = processes.kill_all(lambda: processes.living_below({self._me}))
             try:
                 os.waitpid(-1, 0 if found else os.WNOHANG)

@@ -281,10 +281,13 @@ class InterpreterHost:
             on_end(status)
             return
         self._settling = True
+        processes.send_signal(-process.pid, signal.SIGKILL)  # its group, in one step: nothing in it forks on
         self._loop.start(self._after_death(status))
 
     def _after_death(self, status: int) -> Generator[None, None, None]:
-        yield from self._family.end_leftovers(None)
+        if not (yield from self._family.end_leftovers(None))[1]:
+            self._family.end_everything()
+            yield from self._family.end_leftovers(None)
         self._settling = False
         running = self._running
         code, name = processes.describe_end(status)

@@ -15,6 +15,7 @@ OWN_FOLDER = ".toolcrib"  # output artifacts and uploads under way; no change of
 MAX_TRACKED = 50_000  # paths whose state is remembered; beyond it only sizes are counted
 MAX_CHANGED = 1000
 BLOCK = 512
+FORMAT, FOLDER = 0o170000, stat.S_IFDIR
 
 
 class Snapshot:
@@ -25,6 +26,12 @@ class Snapshot:
     def __init__(self) -> None:
         self.bytes, self.files, self.folders, self.complete = 0, 0, 0, True
         self.states: dict[str, int] = {}
+
+    def remember(self, path: str, state: int) -> None:
+        if len(self.states) < MAX_TRACKED:
+            self.states[path] = state
+        else:
+            self.complete = False
 
 
 def scan(workspace: Workspace) -> Generator[None, None, Snapshot]:
@@ -39,24 +46,23 @@ def scan(workspace: Workspace) -> Generator[None, None, Snapshot]:
     while folders:
         folder = folders.pop()
         own = folder == OWN_FOLDER or folder.startswith(OWN_FOLDER + "/")
+        prefix = f"{folder}/" if folder else ""
         try:
             fd = workspace._deep(folder or ".")  # noqa: SLF001 - a plain descriptor is a third cheaper than the context manager
         except OSError:
             continue  # deleted meanwhile, or closed to us by its mode
         try:
             with os.scandir(fd) as entries:
-                for entry in entries:
+                for number, entry in enumerate(entries):
                     try:
                         info = entry.stat(follow_symlinks=False)
                     except OSError:
                         continue
-                    path = f"{folder}/{entry.name}" if folder else entry.name
-                    if stat.S_ISDIR(info.st_mode):
+                    path, mode = prefix + entry.name, info.st_mode
+                    if mode & FORMAT == FOLDER:
                         folders.append(path)
-                        found.folders += 1
-                        found.bytes += info.st_blocks * BLOCK
                         if not own and path != OWN_FOLDER:
-                            _remember(found, path, hash((info.st_ino, info.st_mode)))
+                            found.remember(path, hash((info.st_ino, mode)))
                         continue
                     found.files += 1
                     if info.st_nlink == 1 or info.st_ino not in seen:
@@ -64,24 +70,21 @@ def scan(workspace: Workspace) -> Generator[None, None, Snapshot]:
                     if info.st_nlink > 1:
                         seen.add(info.st_ino)
                     if not own:
-                        _remember(found, path, state_of(info))
-                    if clock.spent():
+                        found.remember(path, state_of(info))
+                    if number & 31 == 31 and clock.spent():
                         yield
                         clock.start()
         finally:
             os.close(fd)
+        if clock.spent():
+            yield
+            clock.start()
     return found
 
 
 def state_of(info: os.stat_result) -> int:
-    return hash((info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_mode))
-
-
-def _remember(found: Snapshot, path: str, state: int) -> None:
-    if len(found.states) < MAX_TRACKED:
-        found.states[path] = state
-    else:
-        found.complete = False
+    """What differs once a file has changed: whatever changes it, times set by hand too, moves its change time."""
+    return hash((info.st_ino, info.st_size, info.st_ctime_ns))
 
 
 def changes(before: Snapshot, after: Snapshot) -> tuple[list[str], bool]:

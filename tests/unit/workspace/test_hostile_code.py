@@ -227,10 +227,11 @@ def test_a_race_of_renames_never_lets_a_read_out(sandbox: WorkerProcess) -> None
     assert sandbox.finish(racing).end == "cancelled"
 
 
-def test_a_hundred_thousand_files_are_listed_and_counted_in_time(sandbox: WorkerProcess) -> None:
+def test_many_thousand_files_are_listed_and_counted_in_time(sandbox: WorkerProcess) -> None:
     made = sandbox.python(
-        "import os\nos.mkdir('many')\nfor n in range(30_000): open(f'many/{n}', 'w').close()", deadline_s=60
+        "import os\nos.mkdir('many')\nfor n in range(16_000): open(f'many/{n}', 'w').close()", deadline_s=60
     )
+    assert made.end == "done"
     assert made.meta["workspace_changed_more"] is True
     assert len(made.meta["workspace_changed"]) == 1000
     listed = sandbox.result("toolcrib/file.list", path="many", limit=100)
@@ -238,7 +239,7 @@ def test_a_hundred_thousand_files_are_listed_and_counted_in_time(sandbox: Worker
     outcome = sandbox.call("file_list", path="many")
     assert outcome.structured["truncated"] is True
     assert outcome.meta["usage"]["wall_ms"] < 5000
-    assert sandbox.result("toolcrib/usage")["workspace_files"] == 30_000
+    assert sandbox.result("toolcrib/usage")["workspace_files"] == 16_000
     assert sandbox.call("file_delete", path="many", recursive=True).end == "done"
 
 
