@@ -50,9 +50,8 @@ class Scan:
         self.manifest_bytes = len(HEADER)
         self._opened: tuple[int, Entry, Pieces] = (-1, Entry(b"p", b""), {})
 
-    def add(self, entry: Entry, blocks: int) -> None:
+    def add(self, line: bytes, blocks: int) -> None:
         """Raises ProtocolError too_large."""
-        line = entry.line()
         self.lines.append(line)
         self.blocks.append(blocks * BLOCK)
         self.manifest_bytes += len(line)
@@ -76,11 +75,11 @@ class Known:
     """Digests of the files as the last scan found them. A file counts as known only while nothing about it has moved."""
 
     def __init__(self) -> None:
-        self.files: dict[bytes, bytes] = {}  # path → state and content
+        self.files: dict[bytes, bytes] = {}  # path → state and line
 
 
 def scan(workspace: Workspace, known: Known, *, max_bytes: int, full: bool) -> Generator[None, None, Scan]:
-    """Walk in slices. `max_bytes`: of content that is not zeros; `full`: read every file. Raises ProtocolError too_large."""
+    """Walk in slices. `max_bytes`: of content that is not zeros; `full`: read every file. Raises ProtocolError too_large, changing."""
     tree = Tree(workspace)
     try:
         return (yield from _Walk(tree, known, max_bytes, full=full).run())
@@ -125,10 +124,10 @@ class _Walk:
                 if stat.S_ISREG(info.st_mode):
                     yield from self._file(path, name, fd, info)
                 elif stat.S_ISDIR(info.st_mode):
-                    self._found.add(Entry(b"d", path, mode), 0)
+                    self._found.add(Entry(b"d", path, mode).line(), 0)
                     below.append(path)
                 elif stat.S_ISLNK(info.st_mode):
-                    self._found.add(Entry(b"l", path, target=os.readlink(name, dir_fd=fd)), info.st_blocks)
+                    self._found.add(Entry(b"l", path, target=os.readlink(name, dir_fd=fd)).line(), info.st_blocks)
                 else:
                     kind = KINDS.get(stat.S_IFMT(info.st_mode), "other").encode()
                     self._found.left_out.append(Entry(b"p", path, target=kind).line())
@@ -145,10 +144,8 @@ class _Walk:
         state = _state(info)
         known = self._known.files.get(path)
         if self._trusted and known is not None and known.startswith(state) and info.st_ino not in self._mapped:
-            content = known[STATE.size :]
-            self._take(info, path, content)
-            if self._settled(info):
-                self._remember(path, known)
+            self._take(info, known[STATE.size :])
+            self._remember(path, known)
             return
         for _ in range(MAX_READS):
             fd = self._tree.open_file(name, folder)
@@ -164,10 +161,13 @@ class _Walk:
             if whole:
                 break
         if read is None:
-            return  # it became shorter each time it was read; the next scan, or the reading of its pieces, tells
-        self._take(info, path, read)
+            raise refused("changing", f"The file {_shown(path)} became shorter each time it was read.")
+        if len(read) > MAX_CONTENT_BYTES:
+            raise refused("too_large", f"The file {_shown(path)} is too large for a snapshot.")
+        line = Entry(b"f", path, stat.S_IMODE(info.st_mode), info.st_size, read).line()
+        self._take(info, line)
         if whole and self._trusted and self._settled(info) and info.st_ino not in self._mapped:
-            self._remember(path, _state(info) + read)
+            self._remember(path, _state(info) + line)
 
     def _remember(self, path: bytes, known: bytes) -> None:
         if len(self._next) < MAX_KNOWN:
@@ -178,15 +178,15 @@ class _Walk:
         margin = TICK_NS if info.st_ctime_ns % SECOND_NS else 2 * SECOND_NS
         return info.st_ctime_ns < self._begun - margin
 
-    def _take(self, info: os.stat_result, path: bytes, content: bytes) -> None:
-        if len(content) > MAX_CONTENT_BYTES:
-            raise refused("too_large", f"The file {_shown(path)} is too large for a snapshot.")
+    def _take(self, info: os.stat_result, line: bytes) -> None:
         found = self._found
         found.files += 1
         found.bytes += info.st_size
-        found.data_bytes += data_bytes(info.st_size, content)
+        found.data_bytes += (
+            info.st_size if info.st_size <= CHUNK_BYTES else data_bytes(info.st_size, parse(line).content)
+        )
         self._check(0)
-        found.add(Entry(b"f", path, stat.S_IMODE(info.st_mode), info.st_size, content), info.st_blocks)
+        found.add(line, info.st_blocks)
 
     def _check(self, more: int) -> None:
         if self._found.data_bytes + more > self._max:

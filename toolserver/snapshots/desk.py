@@ -100,6 +100,8 @@ class Snapshots:
             async with lock, tenant.in_use() as store:
                 for _ in range(_ATTEMPTS):
                     scanned = await _told(self._scan(session))
+                    if scanned is None:
+                        continue
                     try:
                         taken = await _told(self._bring(store, scanned))
                     except ToolServerError:
@@ -117,8 +119,16 @@ class Snapshots:
         )
         raise ToolServerError(Code.RUNTIME_UNAVAILABLE, message, retry_after_s=1)
 
-    async def _scan(self, session: Session) -> Scanned:
-        return await worker_snapshots.scan(await client_of(session), self._settings.max_mb << 20, full=_shared(session))
+    async def _scan(self, session: Session) -> Scanned | None:
+        """None when a file could not be read since it kept changing."""
+        try:
+            return await worker_snapshots.scan(
+                await client_of(session), self._settings.max_mb << 20, full=_shared(session)
+            )
+        except RpcError as problem:
+            if problem.kind == "changing":
+                return None
+            raise
 
     async def _bring(self, store: BlobStore, scanned: Scanned) -> tuple[str, int] | None:
         """Store what is new of it: (id, bytes that were new). None when a file has changed since the scan."""

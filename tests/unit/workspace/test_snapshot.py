@@ -208,6 +208,23 @@ def test_mappings_that_can_not_be_looked_at_mean_that_all_is_read(
     assert place.last.read_bytes == (100 if pids == ["1"] else 0)
 
 
+def test_a_file_that_shrinks_while_it_is_read_is_not_left_out_in_silence(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = place.root / "f"
+    file.write_bytes(b"x" * 1000)
+    read = os.pread
+
+    def shrinking(fd: int, length: int, offset: int) -> bytes:
+        os.truncate(file, file.stat().st_size - 1)
+        return read(fd, length, offset)
+
+    monkeypatch.setattr(os, "pread", shrinking)
+    with pytest.raises(ProtocolError) as told:
+        finish(snapshot_scan.scan(place.workspace, place.known, max_bytes=1 << 30, full=False))
+    assert told.value.kind == "changing"
+
+
 def test_moved_content_is_found_in_the_workspace(place: Place, shelf: Shelf) -> None:
     (place.root / "a").mkdir()
     (place.root / "a/big").write_bytes(os.urandom(3 * CHUNK_BYTES))
