@@ -204,6 +204,14 @@ def test_a_full_disk_is_named_and_can_be_emptied(arena: Arena, place: str) -> No
     assert emptied.status_code == 200, emptied.text
 
 
+@pytest.mark.parametrize("arena", [{"disk_mb": 16}], indirect=True)
+def test_empty_files_without_end_are_a_full_disk_too(arena: Arena) -> None:
+    code = "import os\nos.mkdir('many')\nfor n in range(300_000): os.mknod(f'many/{n}')"
+    held(arena, "disk_full", code, deadline_s=60, within_s=60)
+    assert arena.shell("rm -r many; echo gone-$((40 + 2))", deadline_s=40).status_code == 200
+    assert arena.python("open('small', 'w').write('x')").status_code == 200
+
+
 FLOODS = {
     "long lines": "while True: print('x' * 10 ** 6)",
     "short lines": "while True: print('abcdefghij')",
