@@ -217,7 +217,15 @@ def test_attacks_end_the_same_way_on_gvisor_and_the_session_goes_on(
             answer = call(client, session, "python_execute", code=code, deadline_s=deadline_s, wait_s=100)
             ended = answer.json().get("detail", {}).get("code", "")
             assert ended in expected, answer.text[:600]
-            after = call(client, session, "shell_execute", command="rm -f f*; echo alive-$((40 + 2))", deadline_s=40)
+            for _ in range(
+                3
+            ):  # at its process limit gVisor ends a moment later, perhaps in the next call, and it says so
+                after = call(
+                    client, session, "shell_execute", command="rm -f f*; echo alive-$((40 + 2))", deadline_s=40
+                )
+                if after.status_code == 200:
+                    break
+                assert after.json()["detail"]["code"] in ("tool_crashed", "oom_killed", "outcome_unknown"), after.text
             assert "alive-42" in after.text, after.text
         finally:
             client.delete(f"/v1/sessions/{session}")
