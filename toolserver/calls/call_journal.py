@@ -7,7 +7,8 @@ from typing import Any
 from toolserver.calls.running import RunningCall
 from toolserver.errors import JournalUnavailable
 from toolserver.journal.digest import ArgumentsDigest
-from toolserver.journal.journal import Journal
+from toolserver.journal.journal import Journal, OpenCall
+from toolserver.store.calls import CallRow
 
 
 class CallJournal:
@@ -43,6 +44,21 @@ class CallJournal:
             image=image.reference,
             arguments_digest=call.arguments_digest,
             deadline_s=call.deadline_s,
+        )
+
+    def adopted(self, call: RunningCall) -> None:
+        """Of a call that an earlier server began. Where that one died before it journalled it, its beginning is added."""
+        known = OpenCall(call.tenant, call.call_id)
+        if known in self._journal.open_calls:
+            call.key_id = self._journal.open_calls[known]
+        else:
+            self._journal.append_surely("call_begun", **_who(call), recovered=True)
+
+    def ended_unknown(self, row: CallRow, status: int, code: str) -> None:
+        """Of a call of an earlier server that nobody can tell anything of."""
+        who = {"tenant": row.tenant, "session_id": row.session_id, "call_id": row.call_id, "tool": row.tool}
+        self._journal.append_surely(
+            "call_ended", **who, trace_id=row.trace_id, status=status, code=code, recovered=True
         )
 
     def ended(self, call: RunningCall, status: int, code: str, seconds: float, cpu_ms: float) -> None:

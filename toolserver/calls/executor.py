@@ -325,6 +325,7 @@ class Executor:
                 trace_id=row.trace_id,
                 left_open=row,
             )
+            self._journal.adopted(call)
             self._hold(call)
             self._places += 1  # whatever the bounds are now
             call.task = self._tasks.spawn(self._run(call), f"call {call.call_id} again")
@@ -345,6 +346,7 @@ class Executor:
             await self._database.write(
                 lambda c: rows.end(c, row.tenant, row.call_id, status=answer.status, body=answer.body, ended_at=now)
             )
+            self._journal.ended_unknown(row, answer.status, str(Code.OUTCOME_UNKNOWN))
 
     async def _run(self, call: RunningCall) -> None:
         begun = time.monotonic()
@@ -372,6 +374,8 @@ class Executor:
             answer, told = self._refused(call, ToolServerError(code, message, call.call_id))
         call.settling = True
         seconds = time.monotonic() - begun
+        if call.left_open is not None:
+            seconds = max(seconds, time.time() - call.left_open.created_at)
         await self._settle(call, answer, told, seconds)
         self._counted(call.tool.name, told, seconds)
 

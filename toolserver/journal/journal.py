@@ -45,7 +45,7 @@ class Journal:
         """`clock` gives seconds since 1970."""
         self.folder, self.settings, self._clock = folder, settings, clock
         self.head = Head()
-        self.open_calls: dict[OpenCall, None] = {}
+        self.open_calls: dict[OpenCall, str | None] = {}  # with the key that each was made with
         self._whole = False
         self._lock: FolderLock | None = None
         self._file = -1
@@ -138,7 +138,7 @@ class Journal:
 
     def _note(self, event: str, fields: dict[str, Any]) -> None:
         if event == "call_begun":
-            self.open_calls[OpenCall(fields["tenant"], fields["call_id"])] = None
+            self.open_calls[OpenCall(fields["tenant"], fields["call_id"])] = fields.get("key_id")
         elif event == "call_ended":
             self.open_calls.pop(OpenCall(fields["tenant"], fields["call_id"]), None)
 
@@ -188,7 +188,9 @@ class Journal:
         if found is None:
             return
         if found.event == "segment_begun":
-            self.open_calls = {OpenCall(tenant, call_id): None for tenant, call_id in found.fields["open_calls"]}
+            self.open_calls = {
+                OpenCall(tenant, call_id): key_id for tenant, call_id, key_id in found.fields["open_calls"]
+            }
         else:
             self._note(found.event, found.fields)
 
@@ -205,7 +207,7 @@ class Journal:
                 )
                 os.close(new)
                 self._take_last()
-                calls = [[call.tenant, call.call_id] for call in self.open_calls]
+                calls = [[call.tenant, call.call_id, key_id] for call, key_id in self.open_calls.items()]
                 self._write(self._clock(), "segment_begun", {"open_calls": calls})
         except (OSError, JournalUnavailable) as problem:
             _log.warning("journal_not_rotated", extra={"fields": {"problem": str(problem)}})

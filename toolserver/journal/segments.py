@@ -14,7 +14,7 @@ from pathlib import Path
 from toolserver.errors import JournalUnavailable
 
 _NAME = re.compile(r"(\d{20})\.jsonl")
-_LOCK_WAIT_S = 0.5
+_LOCK_WAIT_S = 2.0
 _LOCK_PAUSE_S = 0.002
 
 

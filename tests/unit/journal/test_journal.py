@@ -39,7 +39,7 @@ def opened(folder: Path, clock: Callable[[], float] = time.time, **over: object)
 
 
 def call(journal: Journal, name: str, *, ended: bool = True) -> None:
-    who = {"tenant": "t", "session_id": "s", "call_id": name}
+    who = {"tenant": "t", "key_id": "key_1", "session_id": "s", "call_id": name}
     journal.append("call_begun", **who, tool="echo")
     if ended:
         journal.append("call_ended", **who, tool="echo", status=200, code="ok")
@@ -187,7 +187,7 @@ def test_segments_chain_and_the_open_calls_are_found_over_them(tmp_path: Path) -
     journal.close()
     assert verify(tmp_path).problems == []
     again = opened(tmp_path)
-    assert list(again.open_calls) == [OpenCall("t", "long")]
+    assert again.open_calls == {OpenCall("t", "long"): "key_1"}
     again.close()
     first, second, _ = segments(tmp_path)
     kept = second.path.read_bytes()

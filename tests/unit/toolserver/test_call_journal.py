@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.toolserver.crib import Crib, detail, running, settings
+from tests.unit.toolserver.crib import Crib, crashing, detail, new_runtime, running, settings
 from tests.unit.toolserver.test_tenants import with_key
 from toolserver.journal.digest import ArgumentsDigest
 from toolserver.journal.read import Wanted, records
@@ -114,3 +114,29 @@ async def test_an_outcome_that_a_killed_server_stored_and_did_not_journal_is_add
     assert (ended["call_id"], ended["code"], ended["recovered"]) == ("lost", "tool_failed", True)
     async with running(chosen) as crib:
         assert len(told(crib, "call_ended")) == 1
+
+
+async def test_a_call_that_outlives_the_server_is_one_call_in_it_and_counts_on(tmp_path: Path) -> None:
+    chosen = settings(tmp_path, tenant={"max_calls": 2, "max_memory_mb": 1024}, limits={"memory_mb": 1024})
+    runtime = new_runtime(chosen)
+    async with crashing(chosen, runtime) as crib:
+        session = await crib.session()
+        for name in ("lost", "one"):
+            await crib.call(session, "sleep", {"seconds": 1}, key=name, wait_s=0)
+        path = next(crib.server.journal.folder.glob("*.jsonl"))
+        written = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(
+            b"".join(line for line in written if b'"call_id":"one"' not in line)
+        )  # died before it came to that
+    async with running(chosen, runtime) as crib:
+        detail(await crib.call(session, "echo", {"text": "x"}), 429, "quota_exceeded")
+        body = {"images": ["workspace"]}
+        assert detail(await crib.client.post("/v1/sessions", json=body), 429, "quota_exceeded")["quota"] == "memory_mb"
+        for name in ("lost", "one"):
+            assert (await crib.client.get(f"/v1/calls/{name}?wait_s=10")).status_code == 200
+        assert (await crib.call(session, "echo", {"text": "x"})).status_code == 200
+    begun, ended = told(crib, "call_begun"), told(crib, "call_ended")
+    assert [(one["call_id"], one.get("recovered")) for one in begun[:2]] == [("lost", None), ("one", True)]
+    assert {one["call_id"]: one["key_id"] is not None for one in ended[:2]} == {"lost": True, "one": False}
+    assert [one["code"] for one in ended] == ["ok"] * 3
+    assert verify(crib.server.journal.folder).problems == []
