@@ -35,7 +35,7 @@ class CallRow:
     cpu_ms: float | None = None
 
 
-_NEW = ("tenant", "call_id", "session_id", "tool", "request_hash", "trace_id", "created_at")
+_NEW = ("tenant", "call_id", "session_id", "tool", "request_hash", "trace_id", "created_at", "deadline_s", "generation")
 _FIND = select(calls).where(calls.c.tenant == bindparam("t"), calls.c.call_id == bindparam("c"))
 _END = (
     calls.update()
