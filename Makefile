@@ -4,7 +4,7 @@ export PYTHON
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench images clean
+.PHONY: help demo test lint bench soak images clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -33,6 +33,9 @@ images: ## make sure of a Docker engine and build the tool images
 
 bench: images ## benchmarks, as ratios to the floor in the same run; RIVALS=1 beside other sandboxes, ARGS=--help
 	@$(BIN)/python benchmarks/run.py $(if $(RIVALS),--rivals all) $(ARGS)
+
+soak: images ## ten minutes with 50 sessions; SOAK="--minutes 60 --kills --runtime bubblewrap" for another one
+	@$(BIN)/python -m tests.soak $(SOAK)
 
 clean: ## remove what the targets made in this folder
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -173,10 +173,8 @@ class ToolServer:
                 _log.warning("left_open_by_earlier_process", extra={"fields": count})
             for problem_text in self.catalog.problems:
                 _log.error("image_refused", extra={"fields": {"problem": problem_text}})
-            try:
-                await self.runtime.open()
-            except RequirementMissing as problem:
-                raise StartRefused(str(problem)) from problem
+            if not found.sessions:
+                await self._open_runtime()
             self.registry.take_over(found.epoch, found.sessions, found.sandboxes)
             self.executor.take_over(found.calls)
         except BaseException:
@@ -184,10 +182,26 @@ class ToolServer:
             self.database.close()
             self._lock.release()
             raise
-        self._tasks = [
+        if found.sessions:  # they are not kept waiting: to find a sandbox again takes no more than its handle
+            self._tasks.append(asyncio.create_task(self._open_late(), name="open the runtime"))
+        self._tasks += [
             asyncio.create_task(self._begin(), name="begin"),
             asyncio.create_task(self.watch.run(), name="watch"),
         ]
+
+    async def _open_runtime(self) -> None:
+        """Raises StartRefused."""
+        try:
+            await self.runtime.open()
+        except RequirementMissing as problem:
+            raise StartRefused(str(problem)) from problem
+
+    async def _open_late(self) -> None:
+        """Of a server that goes on with sessions: it goes on with them, and starts nothing new while something is missing."""
+        try:
+            await self._open_runtime()
+        except StartRefused as problem:
+            _log.error("requirement_missing", extra={"fields": {"problem": str(problem)}})
 
     async def _begin(self) -> None:
         """Work is taken at once; the first reconcile finds the sandboxes of sessions that live, and removes orphans."""

@@ -14,6 +14,7 @@ import os
 import platform
 import re
 import resource
+import secrets
 import shutil
 import subprocess
 from dataclasses import dataclass, replace
@@ -66,6 +67,7 @@ class BubblewrapRuntime(SandboxRuntime):
         self._works = False
         self._preparing = asyncio.Lock()
         self._sandboxes: dict[str, BubblewrapSandbox] = {}
+        self._probe_name = f"probe-{os.getpid()}-{secrets.token_hex(4)}"
 
     async def open(self) -> None:
         try:
@@ -124,7 +126,7 @@ class BubblewrapRuntime(SandboxRuntime):
 
     async def _probe(self, program: _Program) -> None:
         """Start one for real: kernels and distributions forbid namespaces in ways that only trying tells."""
-        name = f"probe-{os.getpid()}"
+        name = self._probe_name
         spec = SandboxSpec(name, name, "probe", OUR_IMAGES + "probe", _PROBE, Limits(256, 1, 64, 64))
         await self.create_workspace(name, spec.limits.disk_mb)
         try:
@@ -313,7 +315,10 @@ class BubblewrapRuntime(SandboxRuntime):
         found, running = await asyncio.to_thread(self._folders.sandbox_ids)
         workspaces = await asyncio.to_thread(self._folders.workspace_ids)
         groups = await asyncio.to_thread(self._cgroups.sandbox_ids)
-        return Inventory(frozenset(found.union(groups)), frozenset(running), frozenset(workspaces))
+        probe = {self._probe_name}  # nobody's, and not left behind: it may be under way
+        return Inventory(
+            frozenset(found.union(groups) - probe), frozenset(running - probe), frozenset(workspaces).difference(probe)
+        )
 
     async def discard(self, sandbox_ids: frozenset[str], workspace_ids: frozenset[str]) -> None:
         for sandbox_id in sandbox_ids:
