@@ -244,8 +244,8 @@ def test_a_full_disk_refuses_what_is_new_keeps_what_ended_and_recovers(
 
 def _append_until_killed(folder: Path) -> None:
     journal = opened(folder, segment_mb=1)
-    number = 0
-    while True:
+    number, until = 0, time.monotonic() + 60  # not for ever, should the test itself be killed
+    while time.monotonic() < until:
         number += 1
         call(journal, f"{os.getpid()}-{number}")
 
@@ -254,7 +254,7 @@ def test_killed_writers_lose_no_record_and_break_no_chain(tmp_path: Path) -> Non
     context = multiprocessing.get_context("fork")
     heads = []
     for round_ in range(8):
-        writers = [context.Process(target=_append_until_killed, args=(tmp_path,)) for _ in range(2)]
+        writers = [context.Process(target=_append_until_killed, args=(tmp_path,), daemon=True) for _ in range(2)]
         for writer in writers:
             writer.start()
         until = time.monotonic() + 30
