@@ -174,10 +174,15 @@ def test_nothing_is_lost_whatever_comes_goes_and_is_cancelled(
         admitted: defaultdict[str, list[int]] = defaultdict(list)
 
         async def take(number: int, tenant: str, amount: int) -> None:
-            if not room.queue.try_now(lambda: room.admit(amount)):
-                await room.queue.wait(tenant, lambda: room.admit(amount), lambda: room.give(amount), 30)
+            def admit() -> bool:
+                if not room.admit(amount):
+                    return False
+                admitted[tenant].append(number)  # here: an admitted one is woken some turns of the loop later
+                return True
+
+            if not room.queue.try_now(admit):
+                await room.queue.wait(tenant, admit, lambda: room.give(amount), 30)
             held[number] = amount
-            admitted[tenant].append(number)
 
         for number, (what, which, more) in enumerate(steps):
             if what == "enter":
