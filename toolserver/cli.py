@@ -112,8 +112,8 @@ def serve(
 
     import uvloop
 
-    from toolserver.app import ServeOptions, serve
     from toolserver.errors import StartRefused
+    from toolserver.serving import ServeOptions, serve
     from toolserver.telemetry.logs import configure_logging
 
     configure_logging(settings.log.level, settings.log.format)

@@ -18,7 +18,7 @@ from tests.server_process import CANARY, ServerProcess
 
 
 def main() -> None:
-    import toolserver.app  # noqa: PLC0415, F401
+    import toolserver.serving  # noqa: PLC0415, F401
     from toolserver.cli import app  # noqa: PLC0415
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps

@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 from tests.unit.toolserver.crib import KEY, catalog, new_runtime, settings
-from toolserver.app import ServeOptions, ToolServer, serve
+from toolserver.app import ToolServer
 from toolserver.errors import StartRefused
+from toolserver.serving import ServeOptions, serve
 
 
 async def shut_down(tmp_path: Path, data: bytes, images: list[str], folder: Path | None, **sections: Any) -> str:

@@ -14,7 +14,7 @@ import uvicorn
 
 from tests.unit.toolserver.crib import KEY, Crib, running, settings
 from toolserver.api.protocol import protocol_class
-from toolserver.app import _bind, _Uvicorn
+from toolserver.serving import _bind, _Uvicorn
 
 AUTH = f"Authorization: Bearer {KEY}\r\n".encode()
 
