@@ -19,9 +19,10 @@ from toolserver.api.auth import Authenticator
 from toolserver.api.events import Streams
 from toolserver.api.services import Phase, Readiness, Services
 from toolserver.calls import recovery
+from toolserver.calls.admission import draining
 from toolserver.calls.call_journal import CallJournal
 from toolserver.calls.carry_out import stop
-from toolserver.calls.executor import Executor, draining
+from toolserver.calls.executor import Executor
 from toolserver.calls.follow import CallDesk
 from toolserver.calls.journal_recovery import close_gaps
 from toolserver.calls.watch import Watch, take_up
@@ -107,7 +108,7 @@ class ToolServer:
         self.watch = Watch(self.database, self.journal, self.quotas)
         self.desk = CallDesk(settings.call, self.registry, self.executor)
         self.snapshots = Snapshots(
-            settings.snapshot, self.database, settings.state_dir / "snapshots", self.executor.running_in
+            settings.snapshot, self.database, settings.state_dir / "snapshots", self.executor.admission.held_in
         )
         self.reaper = Reaper(self.registry, self.database)
         self.readiness = Readiness(runtime, self.database)
@@ -248,7 +249,7 @@ class ToolServer:
     async def close(self) -> None:
         """End every session and leave nothing behind; or leave them as they are for the next server."""
         self.readiness.phase = Phase.DRAINING
-        self.executor.draining = True
+        self.executor.admission.draining = True
         self.registry.places.queue.refuse_all(draining())
         for task in self._tasks:
             task.cancel()
@@ -282,7 +283,7 @@ class ToolServer:
         self.metrics.count("toolserver_pool_claims_total", start=start)
 
     def _runs_hot(self) -> bool:
-        return len(self.executor.running()) >= len(os.sched_getaffinity(0))
+        return len(self.executor.admission.held()) >= len(os.sched_getaffinity(0))
 
     def _count_call(self, tool: str, code: str, seconds: float) -> None:
         self.metrics.count("toolserver_calls_total", tool=tool, code=code)

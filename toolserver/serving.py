@@ -141,7 +141,7 @@ async def _run(
     waiting = asyncio.create_task(ended.wait(), name="until the end")
     await asyncio.wait([serving, waiting], return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
-    _log.info("draining", extra={"fields": {"running_calls": len(crib.executor.running())}})
+    _log.info("draining", extra={"fields": {"running_calls": len(crib.executor.admission.held())}})
     await crib.drain()
     server.should_exit = True
     await serving

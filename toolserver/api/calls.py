@@ -11,8 +11,8 @@ from toolserver.api.body import raw_body
 from toolserver.api.events import EventStream, left
 from toolserver.api.services import Services, caller, services
 from toolserver.calls.answer import Answer
-from toolserver.calls.executor import CallRequest
 from toolserver.calls.idempotency import KEY_FORM, is_key
+from toolserver.calls.request import CallRequest
 from toolserver.calls.running import RunningCall
 from toolserver.errors import Code, ToolServerError, invalid, invalid_all
 from toolserver.settings import CallSettings

@@ -20,15 +20,17 @@ def describe(metrics: Metrics, services: Services, executor: Executor) -> None:
     metrics.counter("toolserver_streamed_bytes_total", "Bytes of event streams.")
     metrics.gauge("toolserver_streams_open", "Event streams that are open now.", lambda: streams.open)
     metrics.gauges("toolserver_sessions", "Sessions by state.", "state", registry.by_state)
-    metrics.gauge("toolserver_calls_running", "Calls that run now.", lambda: len(executor.running()))
+    metrics.gauge("toolserver_calls_running", "Calls that run now.", lambda: len(executor.admission.held()))
     metrics.gauges(
         "toolserver_queue_waiting",
         "Requests that wait for room, by what for.",
         "queue",
-        lambda: {"calls": len(executor.queue), "sessions": len(registry.places.queue)},
+        lambda: {"calls": len(executor.admission.queue), "sessions": len(registry.places.queue)},
     )
     metrics.gauge(
-        "toolserver_outcomes_unwritten", "Ended calls whose outcome waits to be stored.", lambda: executor.unwritten
+        "toolserver_outcomes_unwritten",
+        "Ended calls whose outcome waits to be stored.",
+        lambda: executor.stored.unwritten,
     )
     metrics.gauge(
         "toolserver_left_over",

@@ -11,9 +11,10 @@ from typing import Any
 from toolserver.calls import live
 from toolserver.calls.answer import Answer
 from toolserver.calls.carry_out import stop
-from toolserver.calls.executor import CallRequest, Executor
+from toolserver.calls.executor import Executor
 from toolserver.calls.live import Event
 from toolserver.calls.outcome import empty_fields
+from toolserver.calls.request import CallRequest
 from toolserver.calls.running import RunningCall
 from toolserver.catalog import arguments as schema_check
 from toolserver.catalog.image import Tool
@@ -50,7 +51,7 @@ class CallDesk:
 
     async def cancel(self, tenant: str, call_id: str) -> Answer:
         """200 with what came of the call; `cancelled` says whether it was stopped by this or an earlier cancel. Raises call_not_found."""
-        call = self._executor.find_running(tenant, call_id)
+        call = self._executor.admission.find(tenant, call_id)
         if call is not None:
             answer = await stop(call, "caller", self._settings.kill_grace_s)
         else:

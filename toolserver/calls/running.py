@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -10,7 +12,7 @@ from toolserver.calls.answer import Answer
 from toolserver.catalog.image import Tool
 from toolserver.errors import Code, ToolServerError
 from toolserver.sandbox.tool_sandbox import ToolSandbox
-from toolserver.sessions.session import Session
+from toolserver.sessions.session import Ending, Session
 from toolserver.store.calls import CallRow
 
 CancelledBy = Literal["caller", "shutdown"]
@@ -94,6 +96,21 @@ class RunningCall:
             self.abort_error = error
             if self.task is not None:
                 self.task.cancel()
+
+    @contextlib.contextmanager
+    def ended_with_session(self) -> Iterator[None]:
+        """Within it the end of the session ends the call."""
+
+        def on_end(ending: Ending) -> None:
+            error = ending.error(self.session.session_id)
+            error.call_id, error.effects = self.call_id, "possible"
+            self.abort(error)
+
+        self.session.watchers.add(on_end)
+        try:
+            yield
+        finally:
+            self.session.watchers.discard(on_end)
 
     def left(self) -> None:
         """Someone who waited for it hung up. While it waits for its turn it is given up with the last one; else it goes on."""

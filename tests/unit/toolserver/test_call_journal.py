@@ -97,7 +97,7 @@ async def test_while_the_journals_disk_is_full_nothing_runs_and_then_it_goes_on(
     assert [one["call_id"] for one in told(crib, "call_ended")] == ["before", "held"]
     assert len((await crib.client.get("/v1/sessions")).json()["sessions"]) == 1
     assert verify(crib.server.journal.folder).problems == []
-    assert crib.server.executor._places == 0
+    assert crib.server.executor.admission.places_taken == 0
 
 
 async def test_an_outcome_that_a_killed_server_stored_and_did_not_journal_is_added(

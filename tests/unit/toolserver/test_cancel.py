@@ -15,13 +15,13 @@ from toolserver.calls.carry_out import stop
 
 async def begun(crib: Crib, session: str, tool: str, arguments: Any, key: str) -> asyncio.Task[httpx.Response]:
     task = asyncio.create_task(crib.call(session, tool, arguments, key=key))
-    while crib.server.executor.find_running("default", key) is None:  # noqa: ASYNC110 - it tells nobody
+    while crib.server.executor.admission.find("default", key) is None:  # noqa: ASYNC110 - it tells nobody
         await asyncio.sleep(0.005)
     return task
 
 
 async def until_sent(crib: Crib, key: str) -> None:
-    call = crib.server.executor.find_running("default", key)
+    call = crib.server.executor.admission.find("default", key)
     assert call is not None
     await asyncio.wait_for(asyncio.shield(call.placed), 5)
 
@@ -61,7 +61,7 @@ async def test_the_first_who_cancels_is_named(crib: Crib) -> None:
     session = await crib.session()
     waiting = await begun(crib, session, "sleep", {"seconds": 60}, "first-1")
     await until_sent(crib, "first-1")
-    call = crib.server.executor.find_running("default", "first-1")
+    call = crib.server.executor.admission.find("default", "first-1")
     assert call is not None
     await asyncio.gather(stop(call, "shutdown", 5), stop(call, "caller", 5))
     assert detail(await waiting, 500, "cancelled")["cancelled_by"] == "shutdown"

@@ -220,7 +220,7 @@ async def test_the_end_of_the_session_and_of_the_sandbox_end_the_stream(crib: Cr
 async def test_a_call_that_is_found_again_over_another_stream_is_followed_on(crib: Crib) -> None:
     session = await crib.session()
     following = asyncio.create_task(ask(crib.client, session, "say", {"lines": ["a", "b", "c"], "pause_s": 0.2}))
-    while not (calls := crib.server.executor.running()):  # noqa: ASYNC110 - it tells nobody
+    while not (calls := crib.server.executor.admission.held()):  # noqa: ASYNC110 - it tells nobody
         await asyncio.sleep(0.01)
     first = await calls[0].placed
     output, asked = first.output, 0

@@ -31,7 +31,7 @@ async def first_session(crib: Crib) -> str:
 
 async def until_waiting(crib: Crib, count: int) -> None:
     for _ in range(500):
-        if len(crib.server.executor.queue) + len(crib.server.registry.places.queue) == count:
+        if len(crib.server.executor.admission.queue) + len(crib.server.registry.places.queue) == count:
             return
         await asyncio.sleep(0.01)
     raise AssertionError("not in the queue")
@@ -44,7 +44,7 @@ async def test_a_call_waits_for_its_turn_and_runs(full: Crib) -> None:
     detail(await full.client.get("/v1/calls/c?wait_s=0"), 450, "still_running")
     await full.client.delete("/v1/calls/a")
     assert (await waiting).json()["content"][0]["text"] == "count 1"
-    assert len(full.server.executor.queue) == 0
+    assert len(full.server.executor.admission.queue) == 0
 
 
 async def test_past_its_wait_a_call_is_503_with_its_position_and_its_key_is_free(full: Crib) -> None:
@@ -68,7 +68,7 @@ async def test_a_stored_outcome_is_given_without_waiting(full: Crib) -> None:
     again = await full.call(session, "count", key="done", wait_s=0)
     assert (again.content, again.headers["Idempotent-Replay"]) == (done.content, "true")
     detail(await full.call(session, "count", {"seconds": 0}, key="done", wait_s=0), 409, "idempotency_conflict")
-    assert full.server.executor._places == 2
+    assert full.server.executor.admission.places_taken == 2
 
 
 async def test_a_waiting_call_can_be_joined_and_cancelled_and_nothing_of_it_ran(full: Crib) -> None:
@@ -79,7 +79,7 @@ async def test_a_waiting_call_can_be_joined_and_cancelled_and_nothing_of_it_ran(
     assert cancelled["cancelled"] is True
     for answer in await asyncio.gather(*both):
         assert detail(answer, 500, "cancelled")["effects"] == "none"
-    assert len(full.server.executor.queue) == 0
+    assert len(full.server.executor.admission.queue) == 0
     await full.client.delete("/v1/calls/a")
     assert (await full.call(session, "count", key="c")).json()["content"][0]["text"] == "count 1"
 
@@ -146,7 +146,7 @@ async def test_a_client_that_hangs_up_leaves_the_queue(full: Crib, what: str) ->
     for name in ("a", "b"):
         await full.client.delete(f"/v1/calls/{name}")
     assert (await full.call(session, "count")).json()["content"][0]["text"] == "count 1"  # that one did not run
-    assert full.server.executor._places == 0
+    assert full.server.executor.admission.places_taken == 0
 
 
 async def test_one_who_hangs_up_does_not_take_another_one_with_him(full: Crib) -> None:

@@ -176,7 +176,7 @@ async def test_starting_and_draining_are_503_with_retry_after(crib: Crib) -> Non
     for path in ("/readyz", "/v1/tools"):
         detail(await crib.client.get(path), 503, "starting")
     readiness.phase = Phase.DRAINING
-    crib.server.executor.draining = True
+    crib.server.executor.admission.draining = True
     detail(await crib.client.get("/readyz"), 503, "draining")
     detail(await crib.client.post("/v1/sessions", json={}), 503, "draining")
     detail(await crib.call(session, "echo", {"text": "x"}), 503, "draining")

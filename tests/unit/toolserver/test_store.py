@@ -230,7 +230,7 @@ async def test_without_the_database_a_call_is_503_and_runs_nothing(crib: Crib, m
 async def test_an_outcome_that_can_not_be_written_is_given_and_written_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("toolserver.calls.executor._RETRY_WRITE_S", 0.05)
+    monkeypatch.setattr("toolserver.calls.stored_answers._RETRY_WRITE_S", 0.05)
     chosen = settings(tmp_path)
     async with running(chosen) as crib:
         session = await crib.session()
@@ -247,7 +247,7 @@ async def test_an_outcome_that_can_not_be_written_is_given_and_written_later(
         assert first.status_code == 200
         assert (await crib.call(session, "count", {}, key="k")).content == first.content
         await asyncio.sleep(0.2)
-        assert not crib.server.executor.running()
+        assert not crib.server.executor.admission.held()
     async with running(chosen, new_runtime(chosen)) as crib:
         assert (await crib.client.get("/v1/calls/k")).content == first.content
 
