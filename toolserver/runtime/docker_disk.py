@@ -18,7 +18,7 @@ from toolserver.runtime.docker_engine import DockerEngine, NotInEngine, Refused
 from toolserver.runtime.loop_disk import MOUNT_OPTIONS, LoopDisks, Unusable
 
 DiskMode = Literal["quota", "loop", "accounted"]
-# seen with 20.10: after its restart the volume can't be deleted, and a new sandbox may find the bare folder below it
+# seen with 20.10: the restart loses the reference count of device volumes, which can't be deleted afterwards
 LIVE_RESTORE = "the engine has live-restore on, and its restart loses count of mounted devices"
 _REFUSED = "The Docker engine would not make a workspace."
 
