@@ -180,7 +180,7 @@ def test_sigterm_with_a_running_call_and_an_open_stream_ends_within_ten_seconds(
     server.wait_no_leftovers(path.split("/")[3])
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES[:1])
+@pytest.mark.parametrize("runtime", RUNTIMES)
 def test_the_stream_of_a_running_call_goes_on_after_the_server_was_killed(runtime: str, tmp_path: Path) -> None:
     server = ServerProcess(runtime, tmp_path).start()
     code = "import time\nfor n in range(40):\n    print(f'line {n}', flush=True)\n    time.sleep(0.2)\n'whole'"
