@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from toolserver.runtime.bubblewrap_runtime import BubblewrapRuntime, find_bwrap
+from toolserver.runtime.bubblewrap_host import find_bwrap
+from toolserver.runtime.bubblewrap_runtime import BubblewrapRuntime
 from toolserver.settings import RuntimeSettings
 
 pytestmark = pytest.mark.bubblewrap

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -12,6 +13,7 @@ from toolserver.errors import SandboxGone
 
 WorkspaceAccess = Literal["none", "ro", "rw"]
 Network = Literal["none", "open"]
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 @dataclass(frozen=True)
@@ -191,3 +193,10 @@ class SandboxRuntime(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Let go of the engine. Sandboxes that were started or attached, and not released, are removed."""
+
+
+def checked_id(identifier: str) -> str:
+    """An id that can stand in the name of a container, volume or folder. Raises ValueError: ids are made by this server."""
+    if not _ID.fullmatch(identifier):
+        raise ValueError(f"not an identifier: {identifier!r}")
+    return identifier

