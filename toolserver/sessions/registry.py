@@ -14,20 +14,16 @@ from typing import Any
 from sqlalchemy import Connection
 
 from toolserver.catalog.catalog import Catalog
-from toolserver.catalog.image import LimitsOverride, ToolImage
+from toolserver.catalog.image import LimitsOverride
 from toolserver.errors import Code, RuntimeUnavailable, StoreUnavailable, ToolServerError
 from toolserver.journal.journal import Journal
-from toolserver.runtime.base import Limits, Network, SandboxRuntime
+from toolserver.runtime.base import SandboxRuntime
 from toolserver.sandbox.background import Background
-from toolserver.sessions.box import Box, BoxPlan, BoxServices
-from toolserver.sessions.claim import Claim, Wanted, claim
+from toolserver.sessions.box import Box
+from toolserver.sessions.box_maker import BoxMaker
 from toolserver.sessions.holdings import Holdings
 from toolserver.sessions.places import SessionPlaces
-from toolserver.sessions.pool import Pool
 from toolserver.sessions.session import Cause, Ending, Grant, Session
-from toolserver.sessions.spare import SpareMaker
-from toolserver.sessions.starting import Starts
-from toolserver.sessions.terms import Terms
 from toolserver.settings import Settings
 from toolserver.store import sandboxes as sandbox_rows
 from toolserver.store import sessions as rows
@@ -36,7 +32,6 @@ from toolserver.store.sandboxes import SandboxRow
 from toolserver.store.sessions import SessionRow
 from toolserver.telemetry.trace import Stage
 
-_PARALLEL_STARTS, _PARALLEL_ATTACHES = 4, 8
 Prepare = Callable[[Session], Awaitable[None]]
 _log = logging.getLogger(__name__)
 
@@ -64,44 +59,26 @@ class Registry:
         self.background = Background()
         self.places = places
         self._database, self._journal = database, journal
-        self._counted, self._claimed = counted, claimed
         self._live: dict[str, Session] = {}
         self._ending: dict[str, Session] = {}  # gone for clients, not yet cleaned up or not yet written down
         self._creating: dict[str, str] = {}  # session id to tenant
         self._noted_use: dict[str, float] = {}
-        self._starts = Starts(_PARALLEL_STARTS)
         self.holdings = Holdings()
         self.epoch = 0  # how many times the server was started on its database, once it is
         self.left_over = 0  # what was nobody's at the last reconcile and is not removed yet
-        self._boxes = self._box_services(Terms(0, settings.session.lease_s))
-        self.pool = self._make_pool(hot)
-
-    def _make_pool(self, hot: Callable[[], bool]) -> Pool:
-        limits = self.settings.limits
-        usual = Limits(limits.memory_mb, limits.cpus, limits.pids, limits.disk_mb)
-        maker = SpareMaker(
-            self.runtime,
-            self.catalog.images,
-            lambda image: lower(self.runtime.effective_limits(usual), image),
-            starts=self._starts,
-            holdings=self.holdings,
-            start_timeout_s=self.settings.runtime.start_timeout_s,
-            counted=self._counted,
-        )
-        eager = [image.name for image in self.catalog.images.values() if image.start == "eager"]
-        return Pool(self.settings.pool, maker, eager, may_start=lambda: self._starts.idle, hot=hot, clock=self.clock)
-
-    def _box_services(self, terms: Terms) -> BoxServices:
-        return BoxServices(
-            runtime=self.runtime,
-            database=self._database,
+        self._boxes = BoxMaker(
+            settings,
+            runtime,
+            catalog,
+            database,
             background=self.background,
             holdings=self.holdings,
-            terms=terms,
-            starts=self._starts,
-            attaches=asyncio.Semaphore(_PARALLEL_ATTACHES),
-            counted=self._counted,
+            counted=counted,
+            claimed=claimed,
+            hot=hot,
+            clock=clock,
         )
+        self.pool = self._boxes.pool
 
     def take_over(self, epoch: int, sessions: Iterable[SessionRow], sandboxes: Iterable[SandboxRow]) -> None:
         """Before anything else: go on with the sessions of the servers before this one, which has this `epoch`.
@@ -109,13 +86,13 @@ class Registry:
         They are live from here on; their sandboxes are found again when they are used, and all of them by `care`.
         """
         self.epoch = epoch
-        self._boxes = self._box_services(Terms(epoch, self.settings.session.lease_s))
+        self._boxes.begin_epoch(epoch)
         earlier = {(row.session_id, row.image): row for row in sandboxes}
         for row in sessions:
             grant = Grant.load(row.grant_json)
             images = [self.catalog.images[name] for name in grant.images if name in self.catalog.images]
             boxes = {
-                image.name: self._box(
+                image.name: self._boxes.make(
                     row.session_id, row.workspace_id, image, grant, earlier.get((row.session_id, image.name))
                 )
                 for image in images
@@ -217,12 +194,12 @@ class Registry:
         try:
             images = [self.catalog.images[name] for name in grant.images]
             with Stage("start"):
-                claims = await self._claim(images, grant)
+                claims = await self._boxes.claim(images, grant)
             spare = next((claim.spare for claim in claims.values() if claim.spare is not None), None)
             workspace_id = f"wsp_{secrets.token_hex(12)}" if spare is None else spare.spec.workspace_id
             if spare is not None and self.catalog.images[spare.image].limits == LimitsOverride():
                 grant = replace(grant, limits=spare.limits)  # as they were read back
-            boxes = {image.name: self._box(session_id, workspace_id, image, grant) for image in images}
+            boxes = {image.name: self._boxes.make(session_id, workspace_id, image, grant) for image in images}
             try:
                 for name, found in claims.items():
                     await boxes[name].begin_with(found)
@@ -255,39 +232,10 @@ class Registry:
         _log.info("session_created", extra={"fields": {"session_id": session_id, "tenant": tenant}})
         return session
 
-    async def _claim(self, images: list[ToolImage], grant: Grant) -> dict[str, Claim]:
-        """What the pool has for the images that start with the session. The first that writes brings the workspace."""
-        claims: dict[str, Claim] = {}
-        for image in [image for image in images if image.start == "eager"]:
-            if any(claim.spare is not None for claim in claims.values()):
-                claims[image.name] = Claim(None, "the session's workspace came with another sandbox")
-            else:
-                wanted = Wanted(image.name, lower(grant.limits, image), _network(grant, image), _env(grant, image))
-                claims[image.name] = await claim(self.pool, self.runtime, wanted, self._boxes.terms.first)
-            self._claimed("cold" if claims[image.name].spare is None else "warm")
-        return claims
-
     def _session(self, session_id: str, workspace_id: str, tenant: str, grant: Grant, boxes: dict[str, Box]) -> Session:
         now = self.clock()
         return Session(
             session_id, workspace_id, tenant, grant, time.time(), now, boxes, self.background, self.clock, last_used=now
-        )
-
-    def _box(
-        self, session_id: str, workspace_id: str, image: ToolImage, grant: Grant, earlier: SandboxRow | None = None
-    ) -> Box:
-        return Box(self._plan(session_id, workspace_id, image, grant), self._boxes, earlier)
-
-    def _plan(self, session_id: str, workspace_id: str, image: ToolImage, grant: Grant) -> BoxPlan:
-        return BoxPlan(
-            session_id=session_id,
-            workspace_id=workspace_id,
-            image=image,
-            limits=lower(grant.limits, image),
-            network=_network(grant, image),
-            env=_env(grant, image),
-            expected_tools=frozenset(tool.name for tool in image.tools),
-            start_timeout_s=self.settings.runtime.start_timeout_s,
         )
 
     async def end(self, session: Session, cause: Cause, *, key_id: str | None = None) -> asyncio.Task[None]:
@@ -410,22 +358,3 @@ async def _start_all(boxes: list[Box]) -> None:
     for result in results:
         if isinstance(result, BaseException):
             raise result
-
-
-def _network(grant: Grant, image: ToolImage) -> Network:
-    return "open" if grant.egress == "open" and image.network == "open" else "none"
-
-
-def _env(grant: Grant, image: ToolImage) -> dict[str, str]:
-    return {**grant.env, **{name: secret.get_secret_value() for name, secret in image.secrets.items()}}
-
-
-def lower(asked: Limits, image: ToolImage) -> Limits:
-    """The session's limits, below them where the image has its own."""
-    own = image.limits
-    return Limits(
-        memory_mb=min(asked.memory_mb, own.memory_mb or asked.memory_mb),
-        cpus=min(asked.cpus, own.cpus or asked.cpus),
-        pids=min(asked.pids, own.pids or asked.pids),
-        disk_mb=min(asked.disk_mb, own.disk_mb or asked.disk_mb),
-    )
