@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--only", help="comma-separated: " + ", ".join(MEASUREMENTS))
     parser.add_argument("--rivals", help="all, none, or comma-separated: " + ", ".join(ROSTER), default="none")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     options = parser.parse_args()
     wanted = list(MEASUREMENTS) if options.only is None else [name for name in options.only.split(",") if name]
     rivals = {"all": list(ROSTER), "none": []}.get(options.rivals) or [n for n in options.rivals.split(",") if n]

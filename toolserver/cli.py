@@ -160,9 +160,9 @@ def sessions_list(
 ) -> None:
     """The live sessions."""
     body = _ask("GET", url, key, "/v1/sessions" + ("?all_tenants=true" if all_tenants else ""))
-    rows = [["ID", "TENANT", "CREATED", "EXPIRES", "IMAGES"]]
+    rows = [["ID", *(["TENANT"] if all_tenants else []), "CREATED", "EXPIRES", "IMAGES"]]
     rows += [
-        [s["id"], s.get("tenant", "-"), s["created_at"], s["expires_at"], ",".join(s["images"])]
+        [s["id"], *([s["tenant"]] if all_tenants else []), s["created_at"], s["expires_at"], ",".join(s["images"])]
         for s in body["sessions"]
     ]
     show(as_json, body, lambda: table(rows))

@@ -103,6 +103,5 @@ async def get(request: Request) -> Response:
 
 async def cancel(request: Request) -> Response:
     crib, key = services(request), caller(request, "use")
-    wire.read_query(wire.NoQuery, request.query_params.multi_items())
     about(call_id=request.path_params["call_id"][:_SHOWN])
     return call_answer(await crib.calls.cancel(key.tenant, request.path_params["call_id"]), replayable=False)

@@ -26,10 +26,10 @@ _OFFSET = re.compile(r"[0-9]{1,15}")
 
 def wanted(request: Request) -> bool:
     """Whether the Accept header names text/event-stream, and application/json not rather."""
-    accept = request.headers.get("accept")
-    if accept is None or MEDIA_TYPE not in accept:
+    given = request.headers.getlist("accept")
+    if not given or not any("event-stream" in accept.lower() for accept in given):
         return False
-    found = _qualities(accept)
+    found = _qualities(",".join(given))
     events = found.get(MEDIA_TYPE, 0.0)
     return events > 0 and events >= found.get("application/json", 0.0)
 
@@ -45,7 +45,10 @@ def _qualities(accept: str) -> dict[str, float]:
 
 def offset_of(request: Request, after: int) -> int:
     """Where a follower goes on: the id of the last event it has, else `after`. Raises invalid_arguments."""
-    last = request.headers.get("last-event-id")
+    given = request.headers.getlist("last-event-id")
+    if len(given) > 1:
+        raise invalid("Last-Event-ID", "is given more than once")
+    last = given[0] if given else ""
     if not last:
         return after
     if _OFFSET.fullmatch(last) is None:

@@ -159,13 +159,11 @@ async def listing(request: Request) -> Response:
 
 
 async def get(request: Request) -> Response:
-    wire.read_query(wire.NoQuery, request.query_params.multi_items())
     session = await find(request, "read")
     return json_answer(shown(services(request), session, tools=True))
 
 
 async def tools(request: Request) -> Response:
-    wire.read_query(wire.NoQuery, request.query_params.multi_items())
     session = await find(request, "read")
     return json_answer({"tools": session_tools(services(request), session)})
 

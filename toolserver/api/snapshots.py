@@ -22,7 +22,6 @@ async def make(request: Request) -> Response:
 
 async def listing(request: Request) -> Response:
     session = await find(request, "read")
-    wire.read_query(wire.NoQuery, request.query_params.multi_items())
     return json_answer({"snapshots": await services(request).snapshots.listing(session)})
 
 

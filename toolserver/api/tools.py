@@ -12,7 +12,6 @@ from toolserver.api.services import caller, services
 
 async def listing(request: Request) -> Response:
     caller(request, "read")
-    wire.read_query(wire.NoQuery, request.query_params.multi_items())
     return json_answer({"tools": [tool.as_json() for tool in services(request).catalog.tools(None)]})
 
 

@@ -14,6 +14,7 @@ from toolserver.settings import MIN_CPUS
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MAX_ENV_BYTES = 64 << 10
+_NUMBER = re.compile(r"[0-9]{1,308}(\.[0-9]{1,308})?([eE][+-]?[0-9]{1,3})?")
 
 
 class WireModel(BaseModel):
@@ -78,10 +79,7 @@ class EmptyBody(WireModel):
 
 def _number(value: Any) -> Any:
     """Query values are texts: a number is what reads as one."""
-    try:
-        return float(value) if isinstance(value, str) and value.isascii() and not value.isspace() else value
-    except ValueError:
-        return value
+    return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
 
 
 def _whole(value: Any) -> Any:

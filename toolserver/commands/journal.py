@@ -3,9 +3,11 @@
 # ruff: noqa: PLC0415, PLR0917 - imports wait for their command; typer's options are parameters
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +20,18 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="The journal of calls, sessions, keys and tenants.")
 _TIME = re.compile(r"\d{4}(-\d\d(-\d\d(T\d\d(:\d\d(:\d\d(\.\d{1,3})?)?)?)?)?)?Z?")
+
+
+def _is_time(text: str) -> bool:
+    """Whether it is a moment of the calendar, or the beginning of one: the rest is filled in from a moment that exists."""
+    if _TIME.fullmatch(text) is None:
+        return False
+    begun = text.rstrip("Z")
+    try:
+        datetime.fromisoformat(begun + "2000-01-01T00:00:00"[len(begun) :])
+    except ValueError:
+        return False
+    return True
 
 
 @contextmanager
@@ -99,7 +113,7 @@ def export(
     if form not in writers:
         fail("--format is jsonl or csv")
     for name, text in (("--since", since), ("--until", until)):
-        if text is not None and _TIME.fullmatch(text) is None:
+        if text is not None and not _is_time(text):
             fail(f"{name} is a time such as 2026-01-31 or 2026-01-31T12:00:00Z")
     wanted = read.Wanted(
         since.rstrip("Z") if since is not None else None,
@@ -129,7 +143,12 @@ def tail(
 
 def _line(one: Record) -> str:
     fields = {name: value for name, value in one.fields.items() if name not in ("at", "event") and value is not None}
-    return f"{one.seq} {one.fields['at']} {one.event} " + " ".join(f"{name}={value}" for name, value in fields.items())
+    told = (f"{name}={value if isinstance(value, str) else _compact(value)}" for name, value in fields.items())
+    return " ".join((str(one.seq), str(one.fields["at"]), one.event, *told))
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 @app.command("head")

@@ -30,8 +30,8 @@ TenantArgument = Annotated[str, typer.Argument(help="The tenant's name, as `keys
 _NOTHING = "default"
 
 
-def _number(text: str | None) -> float | None:
-    """Of an option: a number above 0, or `default`."""
+def _number(name: str, text: str | None) -> float | None:
+    """Of the option for this quota: a number above 0, or `default`."""
     if text is None or text == _NOTHING:
         return None
     try:
@@ -39,7 +39,8 @@ def _number(text: str | None) -> float | None:
     except ValueError:
         value = 0
     if not 0 < value < 1e15:
-        raise typer.BadParameter(f"is a number above 0, or {_NOTHING} for what the settings say")
+        option = "--max-" + name.replace("_", "-")
+        fail(f"{option} {text}: a quota is a number above 0, or {_NOTHING} for what the settings say")
     return value
 
 
@@ -63,7 +64,7 @@ def set_(
     from toolserver.store import tenants
 
     given = dict(zip(tenants.LIMITS, (max_sessions, max_calls, max_memory_mb, max_disk_mb, max_cpu_s), strict=True))
-    limits = {name: _number(text) for name, text in given.items() if text is not None}
+    limits = {name: _number(name, text) for name, text in given.items() if text is not None}
     whole: dict[str, float | None] = {
         name: value if value is None or name == "cpu_s" else int(value) for name, value in limits.items()
     }
@@ -111,7 +112,7 @@ def _cell(told: dict[str, Any], name: str) -> str:
     limit = told["quotas"][name]
     bound = "-" if limit is None else f"{limit:g}" + ("*" if name in told["own"] else "")
     used = told["used"].get(name)
-    return bound if used is None else f"{used:g} of {bound}"
+    return bound if used is None else f"{round(used, 1):g} of {bound}"
 
 
 def _told(connection: Connection, settings: Settings, names: list[str]) -> list[dict[str, Any]]:

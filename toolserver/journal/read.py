@@ -54,9 +54,19 @@ def last_records(folder: Path, count: int) -> list[Record]:
     for segment, size in reversed(current_ends(folder)):
         if len(found) >= count:
             break
-        part = (record.read(line) for line in tail_lines(segment.path, size, count - len(found)))
-        found = [one for one in part if one is not None] + found
+        found = _last_of(segment.path, size, count - len(found)) + found
     return found
+
+
+def _last_of(path: Path, size: int, count: int) -> list[Record]:
+    """The last `count` records of a segment, however many of its last lines are none."""
+    looked_at = count
+    while True:
+        tail = tail_lines(path, size, looked_at)
+        found = [one for line in tail if (one := record.read(line)) is not None]
+        if len(found) >= count or len(tail) < looked_at:
+            return found[-count:]
+        looked_at *= 2
 
 
 def as_json_lines(found: Iterable[Record]) -> Iterator[str]:

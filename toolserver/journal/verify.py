@@ -84,6 +84,7 @@ class _Check:
         self._last: Record | None = None
         self._start = Head()  # what the first record stands on
         self._pruned: list[Head] = []
+        self._changed = 0  # lines since the last record that are told as changed
         self._bad: tuple[Segment, int, bytes] | None = None  # a line that is no record, until the next one explains it
 
     def run(self, folder: Path) -> Verdict:
@@ -104,7 +105,7 @@ class _Check:
             return
         self._judge_bad(found)
         self._link(segment, number, found)
-        self._last = found
+        self._last, self._changed = found, 0
         self._verdict.records += 1
         if found.seq in self._anchors:
             self._seen[found.seq] = found.hash
@@ -115,9 +116,12 @@ class _Check:
         last = self._last
         if last is None:
             self._verdict.first, self._start = found.seq, Head(found.seq - 1, found.prev)
+        elif found.seq <= last.seq:
+            self._tell("missing", segment, number, f"record {found.seq} follows record {last.seq}: out of order")
         elif found.seq != last.seq + 1:
-            order = "go back" if found.seq <= last.seq else f"{found.seq - last.seq - 1} are missing"
-            self._tell("missing", segment, number, f"record {found.seq} follows record {last.seq}: the numbers {order}")
+            if (lost := found.seq - last.seq - 1 - self._changed) > 0:
+                told = f"record {found.seq} follows record {last.seq}: {lost} between them "
+                self._tell("missing", segment, number, told + ("is missing" if lost == 1 else "are missing"))
         elif found.prev != last.hash:
             self._tell(
                 "changed",
@@ -138,6 +142,7 @@ class _Check:
                     f"{segment.path.name} line {number}: cut at a crash ({len(line)} bytes), as record {following.seq} says"
                 )
                 return
+        self._changed += 1
         self._tell("changed", segment, number, "the line is not what was written: its hash does not fit its text")
 
     def _end(self) -> None:

@@ -118,6 +118,27 @@ def test_tampering_is_found_with_its_place(journal: Journal, damage: str) -> Non
     assert (problem.kind, problem.line) == (kind, where), problem
 
 
+def test_a_changed_line_is_told_as_changed_alone(journal: Journal) -> None:
+    for number in range(5):
+        call(journal, f"c{number}")
+    path = only_file(journal.folder)
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[2], lines[3] = lines[2].replace(b"c1", b"c9"), b"\xff\n"
+    del lines[6:8]
+    path.write_bytes(b"".join(lines))
+    told = [(problem.kind, problem.line) for problem in verify(journal.folder).problems]
+    assert told == [("changed", 3), ("changed", 4), ("missing", 7)]
+
+
+def test_the_last_records_are_found_before_lines_that_are_none(journal: Journal) -> None:
+    for number in range(5):
+        call(journal, f"c{number}")
+    with only_file(journal.folder).open("ab") as file:
+        file.write(b"no record\n" * 5 + b'{"seq":11')
+    assert [one.seq for one in last_records(journal.folder, 1)] == [10]
+    assert [one.seq for one in last_records(journal.folder, 100)] == list(range(1, 11))
+
+
 def test_a_journal_written_anew_does_not_fit_a_head_that_was_noted(tmp_path: Path) -> None:
     journal = opened(tmp_path)
     call(journal, "true")

@@ -64,6 +64,9 @@ def test_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
         ("serve", "--log-format", "xml"),
         ("serve", "--host", "0.0.0.0"),
         ("sessions", "list", "--key", "k", "--url", "ftp://x"),
+        ("tenants", "set", "shop", "--max-cpu-s", "-3"),
+        ("journal", "export", "--since", "2026-13"),
+        ("journal", "export", "--until", "2026-02-30T12"),
         ("nonsense",),
     ],
 )
@@ -73,6 +76,17 @@ def test_wrong_usage_is_exit_code_2_with_a_reason(tmp_path: Path, arguments: tup
     assert result.exit_code == 2, result.output
     assert len(result.output) > 20
     assert "Traceback" not in result.output
+
+
+def test_a_wrong_quota_or_time_is_told_by_its_option(tmp_path: Path) -> None:
+    state = ("--state-dir", str(tmp_path))
+    assert "--max-memory-mb many" in run("tenants", "set", "shop", "--max-memory-mb", "many", *state).stderr
+    assert run("tenants", "set", "shop", "--max-memory-mb", "5", *state).exit_code == 0
+    assert "--since" in run("journal", "export", "--since", "2026-01-32", *state).stderr
+    for begun in ("2026", "2026-02", "2026-02-28T23", "2026-02-28T23:59:59.5Z"):
+        assert run("journal", "export", "--since", begun, *state).exit_code == 0
+    told = run("journal", "tail", *state).stdout
+    assert 'quotas={"memory_mb":5}' in told
 
 
 def test_a_server_that_is_not_there_is_exit_code_5() -> None:

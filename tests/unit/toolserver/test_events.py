@@ -84,12 +84,26 @@ async def test_what_is_refused_before_it_begins_is_plain_json(
         ("text/event-stream;q=0", False),
         ("*/*", False),
         ("text/event-stream; charset=utf-8; q=1.0", True),
+        ("Text/Event-Stream", True),
+        ("text/event-stream-of-mine", False),
     ],
 )
 async def test_the_accept_header_decides(crib: Crib, accept: str, events: bool) -> None:
     session = await crib.session()
     answer = await ask(crib.client, session, "echo", {"text": "x"}, headers={"Accept": accept})
     assert answer.headers["content-type"].startswith("text/event-stream" if events else "application/json")
+
+
+async def test_several_accept_headers_are_one_list(crib: Crib) -> None:
+    await crib.call(await crib.session(), "echo", {"text": "x"}, key="accepted-1")
+    head = {name: value for name, value in crib.client.headers.items() if name != "accept"}
+    given = [*head.items(), ("Accept", "application/json;q=0.5"), ("Accept", "text/event-stream")]
+    async with httpx.AsyncClient(transport=crib.client._transport, base_url="http://crib") as client:
+        answer = await client.get("/v1/calls/accepted-1", headers=given)
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        twice = [*given, ("Last-Event-ID", "1"), ("Last-Event-ID", "2")]
+        told = detail(await client.get("/v1/calls/accepted-1", headers=twice), 422, "invalid_arguments")
+        assert "more than once" in told["message"]
 
 
 async def test_a_follower_goes_on_from_the_last_event_it_had(crib: Crib) -> None:

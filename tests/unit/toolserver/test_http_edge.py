@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.unit.toolserver.crib import KEY, Crib, detail, running, settings
+from toolserver.api.application import ROUTES
 from toolserver.api.services import Phase
 from toolserver.store import keys
 
@@ -145,6 +146,27 @@ async def test_a_body_beyond_the_limit_is_413_also_without_a_length(tmp_path: Pa
 async def test_a_compressed_json_body_is_415(crib: Crib) -> None:
     answer = await crib.client.post("/v1/sessions", content=b"{}", headers={"Content-Encoding": "gzip"})
     detail(answer, 415, "unsupported_media_type")
+
+
+async def test_a_query_of_a_route_that_has_none_is_422(crib: Crib) -> None:
+    session = await crib.session()
+    plain = [r for r in ROUTES if r.query is None and r.path.startswith("/v1/")]
+    assert len(plain) > 10
+    for route in plain:
+        path = route.path.replace("{path:anypath}", "{path}").format(
+            session_id=session, tool_name="echo", call_id="x", path="a", snapshot_id="x"
+        )
+        answer = await crib.client.request(route.method, f"{path}?wait_s=1")
+        told = detail(answer, 422, "invalid_arguments")
+        assert [error["pointer"] for error in told["errors"]] == ["/wait_s"], (route.method, path)
+    assert (await crib.client.get("/healthz?at=now")).status_code == 200
+
+
+@pytest.mark.parametrize("text", ["1_0", "%205", "5%20", "+5", "-0.1", "", "nan", "Infinity", "1e999", "0x5", "%D9%A1"])
+async def test_a_query_number_that_is_none_is_422(crib: Crib, text: str) -> None:
+    await crib.call(await crib.session(), "echo", {"text": "x"}, key="number-1")
+    detail(await crib.client.get(f"/v1/calls/number-1?wait_s={text}"), 422, "invalid_arguments")
+    assert (await crib.client.get("/v1/calls/number-1?wait_s=2.5e-1")).status_code == 200
 
 
 @pytest.mark.parametrize("query", ["q=x&k=abc", "q=x&k=0", "q=x&k=101", "k=3", "q=x&bogus=1", "q=x&q=y"])
