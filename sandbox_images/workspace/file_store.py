@@ -215,17 +215,16 @@ class FileStore:
         folders = [path]
         while folders:
             folder, below = folders[-1], []
-            with self.workspace.folder(folder) as fd:
-                os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode) | 0o700)
-                with os.scandir(fd) as entries:
-                    for entry in entries:
-                        if entry.is_dir(follow_symlinks=False):
-                            below.append(f"{folder}/{entry.name}")
-                        else:
-                            os.unlink(entry.name, dir_fd=fd)
-                        if clock.spent():
-                            yield
-                            clock.start()
+            self._let_in(folder)
+            with self.workspace.folder(folder) as fd, os.scandir(fd) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        below.append(f"{folder}/{entry.name}")
+                    else:
+                        os.unlink(entry.name, dir_fd=fd)
+                    if clock.spent():
+                        yield
+                        clock.start()
             if below:
                 folders += below
                 continue
@@ -235,6 +234,18 @@ class FileStore:
                 with self.workspace.folder(parent) as fd:
                     os.rmdir(name, dir_fd=fd)
             yield
+
+    def _let_in(self, folder: str) -> None:
+        """Make a folder one that can be read and changed, whatever its mode: without the right to, it can't even be opened."""
+        above, name = split(folder)
+        with self.workspace.folder(above) as parent:
+            fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        try:
+            mode = stat.S_IMODE(os.fstat(fd).st_mode)
+            if mode & 0o700 != 0o700:
+                os.chmod(f"/proc/self/fd/{fd}", mode | 0o700)
+        finally:
+            os.close(fd)
 
     def listing(
         self, path: str, limit: int, *, recursive: bool = False

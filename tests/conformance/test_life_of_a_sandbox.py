@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from tests.conformance.conftest import Bench, read_all
+from tests.conformance.conftest import Bench, make_runtime, read_all
 from tests.conformance.programs import DEAF, ECHO, EXIT_42, RECALL, REMEMBER, UNDYING
 from toolserver.errors import RuntimeUnavailable, SandboxGone
 from toolserver.runtime.base import Inventory, SandboxEnded
+from toolserver.runtime.docker_runtime import DockerRuntime
 
 
 async def test_what_is_sent_comes_back(bench: Bench) -> None:
@@ -171,6 +174,33 @@ async def test_an_ended_sandbox_is_not_attached_and_can_be_discarded(bench: Benc
         await attach_until_it_fails()
     await bench.runtime.discard(frozenset({first.spec.sandbox_id}), frozenset())
     assert (await bench.runtime.inventory()).sandboxes == frozenset()
+
+
+@pytest.mark.docker
+async def test_containers_that_a_hand_renamed_or_paused_are_removed_and_hold_nothing_up(tmp_path: Path) -> None:
+    runtime = make_runtime("docker", f"test-{uuid.uuid4().hex[:12]}", tmp_path)
+    assert isinstance(runtime, DockerRuntime)
+    bench, engine, other = Bench(runtime), runtime.engine, f"renamed-{uuid.uuid4().hex}"
+    for name in ("s1", "s2", "s3"):
+        await runtime.create_workspace(name, 16)
+    renamed, paused, held = [await bench.start(ECHO, workspace_id=name) for name in ("s1", "s2", "s3")]
+    for sandbox in (renamed, paused, held):
+        await sandbox.release()
+    await engine.call(lambda client: client.rename(renamed.handle, other))
+    await engine.call(lambda client: client.pause(paused.handle))
+    again = await runtime.attach(renamed.spec, renamed.handle)
+    await again.send(b"still there\n")
+    assert await again.receive() == b"still there\n"
+    await again.release()
+    with pytest.raises(SandboxEnded):
+        await runtime.attach(paused.spec, paused.handle)
+    found = await runtime.inventory()
+    with pytest.raises(RuntimeUnavailable):  # the volume of the third is in use; the others go
+        await runtime.discard(found.sandboxes - {held.spec.sandbox_id}, found.workspaces)
+    left = await runtime.inventory()
+    assert (left.sandboxes, left.workspaces) == (frozenset({held.spec.sandbox_id}), frozenset({"s3"}))
+    await runtime.sweep()
+    await runtime.close()
 
 
 async def test_limits_are_never_raised(bench: Bench) -> None:

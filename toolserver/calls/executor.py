@@ -66,7 +66,7 @@ class Executor:
         self._tasks = Background()
         self.admission = Admission(settings, catalog, quotas, queue.max_waiting)
         self.stored = StoredAnswers(database, self._tasks, self.admission.forget)
-        self._turns = Turns(self.admission, self._tasks, self._begin)
+        self._turns = Turns(self.admission, self._tasks, self._begin, self._keep_cancelled)
 
     async def call(self, request: CallRequest) -> Answer | RunningCall:
         """The answer; or the call itself when it goes on past wait_s. Raises ToolServerError when nothing was run."""
@@ -127,17 +127,7 @@ class Executor:
 
         It has its place, which it gives back when it ends.
         """
-        row = CallRow(
-            call.tenant,
-            call.call_id,
-            call.session.session_id,
-            call.tool.name,
-            call.request_hash,
-            call.trace_id,
-            time.time(),
-            deadline_s=call.deadline_s,
-            generation=call.session.boxes[call.tool.image].first_candidate,
-        )
+        row = _row_of(call)
         started = False
         try:
             earlier = await self._database.write_small(lambda connection: rows.begin(connection, row))
@@ -156,6 +146,9 @@ class Executor:
             if not started:
                 self.admission.forget(call)
                 self.admission.give_place()
+
+    async def _keep_cancelled(self, call: RunningCall, answer: Answer) -> None:
+        await self.stored.write_unbegun(_row_of(call), answer)
 
     async def _journal_begun(self, call: RunningCall) -> None:
         """Nothing runs unjournalled. Raises JournalUnavailable: the call is as if it had never come."""
@@ -319,6 +312,21 @@ class Executor:
         """When all sessions have ended: what still can't be written down is given up."""
         self.stored.give_up()
         await self._tasks.finish(1.0)
+
+
+def _row_of(call: RunningCall) -> CallRow:
+    """Of a call that begins now."""
+    return CallRow(
+        call.tenant,
+        call.call_id,
+        call.session.session_id,
+        call.tool.name,
+        call.request_hash,
+        call.trace_id,
+        time.time(),
+        deadline_s=call.deadline_s,
+        generation=call.session.boxes[call.tool.image].first_candidate,
+    )
 
 
 def _cpu_ms(call: RunningCall, seconds: float) -> float:

@@ -74,6 +74,19 @@ class StoredAnswers:
         small = len(answer.body) <= _SMALL_BYTES
         await (self._database.write_small(end) if small else self._database.write(end))
 
+    async def write_unbegun(self, row: CallRow, answer: Answer) -> None:
+        """Of a call that was cancelled before its turn came. When it can't be written its name is free again."""
+
+        def begin_and_end(connection: Connection) -> None:
+            if rows.begin(connection, row) is None:
+                at = row.created_at
+                rows.end(connection, row.tenant, row.call_id, status=answer.status, body=answer.body, ended_at=at)
+
+        try:
+            await self._database.write_small(begin_and_end)
+        except StoreUnavailable as problem:
+            _log.error("outcome_not_written", extra={"fields": {"call_id": row.call_id, "problem": str(problem)}})
+
     async def _write_later(self, call: RunningCall, answer: Answer, cpu_ms: float) -> None:
         while True:
             await asyncio.sleep(_RETRY_WRITE_S)

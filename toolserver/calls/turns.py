@@ -17,10 +17,16 @@ _log = logging.getLogger(__name__)
 
 
 class Turns:
-    """`begin` starts a call that has its place, which is `begin`'s from then on."""
+    """`begin` starts a call that has its place, which is `begin`'s from then on. `keep` stores the answer of a cancelled one."""
 
-    def __init__(self, admission: Admission, tasks: Background, begin: Callable[[RunningCall], Awaitable[Any]]) -> None:
-        self._admission, self._tasks, self._begin = admission, tasks, begin
+    def __init__(
+        self,
+        admission: Admission,
+        tasks: Background,
+        begin: Callable[[RunningCall], Awaitable[Any]],
+        keep: Callable[[RunningCall, Answer], Awaitable[None]],
+    ) -> None:
+        self._admission, self._tasks, self._begin, self._keep = admission, tasks, begin, keep
 
     def queue(self, call: RunningCall, wait_s: float) -> None:
         """It begins in its turn, or gets the answer why not after `wait_s` seconds."""
@@ -31,7 +37,7 @@ class Turns:
         try:
             with call.ended_with_session():
                 await self._admission.wait_for_place(call.tenant, wait_s)
-            call.queued = False
+            call.queued, call.task = False, None  # not to be stopped half way: what runs it looks for a cancel first
             await self._begin(call)
         except ToolServerError as error:
             error.call_id = call.call_id
@@ -45,7 +51,10 @@ class Turns:
             if (task := asyncio.current_task()) is not None:
                 task.uncancel()
             call.abort_error.effects = "none"
-            self.give_up(call, Answer.refusal(call.abort_error, call.trace_id))
+            answer = Answer.refusal(call.abort_error, call.trace_id)
+            if call.cancelled_by is not None:
+                await self._keep(call, answer)
+            self.give_up(call, answer)
 
     def give_up(self, call: RunningCall, told: Answer | BaseException) -> None:
         """Of a call that never ran: its name is free again."""

@@ -161,7 +161,10 @@ class SandboxRuntime(ABC):
 
     @abstractmethod
     async def discard(self, sandbox_ids: frozenset[str], workspace_ids: frozenset[str]) -> None:
-        """End and remove these sandboxes, then delete these workspaces, whoever started them. Raises RuntimeUnavailable."""
+        """End and remove these sandboxes, then delete these workspaces, whoever started them.
+
+        Raises RuntimeUnavailable, when all but what will not go is gone.
+        """
 
     async def sweep(
         self, keep_sandboxes: frozenset[str] = frozenset(), keep_workspaces: frozenset[str] = frozenset()

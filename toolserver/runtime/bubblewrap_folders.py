@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from toolserver.runtime.sandbox_etc import make_etc, make_users
 _FIRST_UID, _FIRST_SMALL_UID = 1_900_000_000, 40_000
 _UIDS, _SHARES = 20_000, 5_000  # ids of one server; servers of one host whose state is elsewhere have other ones
 _DELETE_S, _END_S = 120, 10.0
+_HALF_MADE_S = 60.0
 
 
 class BubblewrapFolders:
@@ -40,12 +42,16 @@ class BubblewrapFolders:
         self.disks = LoopDisks(self._home / "disks", 0)
         self._workspaces, self._sandboxes = self._home / "workspaces", self._home / "sandboxes"
         self._etc: dict[bool, Path] = {}
+        self._owners = threading.Lock()  # no two workspaces get the same user
         self._root, self._sandbox_uid = root, sandbox_uid
 
     def prepare(self) -> None:
         """Raises OSError."""
         for folder in (self._home, self._workspaces, self._sandboxes):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # the mounts are made before the user is changed
+        for half in self._home.glob(".etc-*"):  # of a server that was killed meanwhile
+            if time.time() - half.lstat().st_mtime > _HALF_MADE_S:
+                shutil.rmtree(half, ignore_errors=True)
         for network in (False, True):
             self._etc[network] = self._make_etc(network=network)
 
@@ -84,15 +90,16 @@ class BubblewrapFolders:
             return
         if self.fixed_size:
             self.disks.create(workspace_id, disk_mb)
-        uid = self._free_uid() if self._root else None
-        users.mkdir(parents=True, exist_ok=True)
-        make_users(users, self._sandbox_uid if uid is None else uid)
-        half = folder / "new"
-        half.mkdir(exist_ok=True)
-        half.chmod(0o755)  # bwrap enters it without the right to pass by modes; the folders above are closed
-        if uid is not None:
-            os.chown(half, uid, uid)
-        half.replace(workspace)
+        with self._owners:
+            uid = self._free_uid() if self._root else None
+            users.mkdir(parents=True, exist_ok=True)
+            make_users(users, self._sandbox_uid if uid is None else uid)
+            half = folder / "new"
+            half.mkdir(exist_ok=True)
+            half.chmod(0o755)  # bwrap enters it without the right to pass by modes; the folders above are closed
+            if uid is not None:
+                os.chown(half, uid, uid)
+            half.replace(workspace)
         self.mount(workspace_id)
 
     def mount(self, workspace_id: str) -> None:
@@ -100,9 +107,10 @@ class BubblewrapFolders:
         workspace = self.workspace(workspace_id) / "workspace"
         if not self.disks.image(workspace_id).exists() or workspace.is_mount():
             return
-        owner = workspace.stat().st_uid
-        self.disks.mount(workspace_id, workspace)
-        os.chown(workspace, owner, owner)
+        with self._owners:  # a new file system is root's for a moment
+            owner = workspace.stat().st_uid
+            self.disks.mount(workspace_id, workspace)
+            os.chown(workspace, owner, owner)
 
     def uid(self, workspace_id: str) -> int | None:
         """The host's user of the workspace; None when the server is not root. Raises FileNotFoundError."""
@@ -123,9 +131,8 @@ class BubblewrapFolders:
     def delete(self, workspace_id: str) -> None:
         """Raises RuntimeUnavailable when something stays."""
         folder = self.workspace(workspace_id)
-        if self.disks.image(workspace_id).exists():
-            unmount(folder / "workspace")
-            self.disks.delete(workspace_id)
+        unmount(folder / "workspace")  # also of an image that somebody deleted
+        self.disks.delete(workspace_id)
         for prepare in ([], ["chmod", "-R", "u+rwX", "--"]):
             if not folder.exists():
                 return

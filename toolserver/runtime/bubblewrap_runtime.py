@@ -119,7 +119,7 @@ class BubblewrapRuntime(SandboxRuntime):
         """Start one for real: kernels and distributions forbid namespaces in ways that only trying tells."""
         name = self._probe_name
         spec = SandboxSpec(name, name, "probe", OUR_IMAGES + "probe", _PROBE, Limits(256, 1, 64, 64))
-        await self.create_workspace(name, spec.limits.disk_mb)
+        await self._create_workspace(name, spec.limits.disk_mb)
         try:
             sandbox = await self._start(spec, program)
             try:
@@ -289,6 +289,10 @@ class BubblewrapRuntime(SandboxRuntime):
     # -- workspaces
 
     async def create_workspace(self, workspace_id: str, disk_mb: int) -> None:
+        await self.check()  # only then it is known how a workspace is held to its size
+        await self._create_workspace(workspace_id, disk_mb)
+
+    async def _create_workspace(self, workspace_id: str, disk_mb: int) -> None:
         try:
             await asyncio.to_thread(self._folders.create, checked_id(workspace_id), disk_mb)
         except (OSError, subprocess.SubprocessError) as problem:
@@ -312,13 +316,21 @@ class BubblewrapRuntime(SandboxRuntime):
         )
 
     async def discard(self, sandbox_ids: frozenset[str], workspace_ids: frozenset[str]) -> None:
-        for sandbox_id in sandbox_ids:
-            if (sandbox := self._sandboxes.get(sandbox_id)) is not None:
-                await sandbox.remove()
-            await asyncio.to_thread(self._folders.end, sandbox_id)
-            await asyncio.to_thread(self._cgroups.remove, sandbox_id)
-        for workspace_id in workspace_ids:
-            await self.delete_workspace(workspace_id)
+        problem: RuntimeUnavailable | None = None  # of one; the others go all the same
+        for work, names in ((self._discard_sandbox, sandbox_ids), (self.delete_workspace, workspace_ids)):
+            for name in names:
+                try:
+                    await work(name)
+                except RuntimeUnavailable as stays:
+                    problem = stays
+        if problem is not None:
+            raise problem
+
+    async def _discard_sandbox(self, sandbox_id: str) -> None:
+        if (sandbox := self._sandboxes.get(sandbox_id)) is not None:
+            await sandbox.remove()
+        await asyncio.to_thread(self._folders.end, sandbox_id)
+        await asyncio.to_thread(self._cgroups.remove, sandbox_id)
 
     # -- what holds
 

@@ -23,6 +23,10 @@ LIVE_RESTORE = "the engine has live-restore on, and its restart loses count of m
 _REFUSED = "The Docker engine would not make a workspace."
 
 
+class StillInUse(RuntimeUnavailable):
+    """The engine answers, and will not delete a volume now."""
+
+
 class WorkspaceVolumes:
     """`folder`: for images. `mode` is None until `choose`. Volumes have the names and labels that the caller gives."""
 
@@ -133,16 +137,15 @@ class WorkspaceVolumes:
         await self._create(name, options, found.get("Labels") or {})
 
     async def delete(self, name: str) -> None:
-        """Volume and image; no error when they are gone. Raises RuntimeUnavailable when it is in use."""
+        """Volume and image; no error when they are gone. Raises StillInUse, RuntimeUnavailable."""
         try:
             await self._engine.call(lambda client: client.remove_volume(name))
         except NotInEngine:
             pass
         except Refused as no:
-            raise RuntimeUnavailable("The Docker engine would not delete a workspace: it is still in use.") from no
+            raise StillInUse("The Docker engine would not delete a workspace: it is still in use.") from no
         self._devices.pop(name, None)
-        if self.disks.image(name).exists():
-            await asyncio.to_thread(self.disks.delete, name)
+        await asyncio.to_thread(self.disks.delete, name)
 
     async def _remove(self, probe: str) -> None:
         with contextlib.suppress(NotInEngine, Refused):

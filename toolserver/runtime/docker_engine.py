@@ -100,10 +100,11 @@ class DockerEngine:
             # ValueError: an answer that is not the JSON it should be
             raise RuntimeUnavailable(NOT_ANSWERING) from problem
 
-    async def create(self, request: dict[str, Any], name: str) -> None:
-        """Create a container from the engine's own form of request."""
+    async def create(self, request: dict[str, Any], name: str) -> str:
+        """Create a container from the engine's own form of request; its id, which stays when somebody renames it."""
         # the SDK's function has no annotations
-        await self.call(lambda client: client.create_container_from_config(request, name))  # type: ignore[no-untyped-call]
+        made = await self.call(lambda client: client.create_container_from_config(request, name))  # type: ignore[no-untyped-call]
+        return str(made["Id"])
 
     async def update(self, container: str, resources: dict[str, Any]) -> None:
         """Change the resources of a running container, in the engine's own form: the SDK's function knows not all of them."""

@@ -27,7 +27,7 @@ from toolserver.runtime.base import (
     SandboxSpec,
     checked_id,
 )
-from toolserver.runtime.docker_disk import WorkspaceVolumes
+from toolserver.runtime.docker_disk import StillInUse, WorkspaceVolumes
 from toolserver.runtime.docker_engine import NOT_ANSWERING, DockerEngine, NotInEngine, Refused
 from toolserver.runtime.docker_sandbox import Containers, DockerSandbox, end_of
 from toolserver.runtime.docker_stream import AttachedStream
@@ -75,6 +75,8 @@ class DockerRuntime(SandboxRuntime):
         self._containers = Containers(self.engine)
         self._sandboxes: dict[str, DockerSandbox] = {}
         self._info: dict[str, Any] = {}
+        self._choosing = asyncio.Lock()
+        self._probe_name = f"probe-{secrets.token_hex(6)}"
         self._prefix = f"toolcrib-{checked_id(server_id)}"
 
     async def open(self) -> None:
@@ -91,14 +93,14 @@ class DockerRuntime(SandboxRuntime):
             raise RuntimeUnavailable("The Docker engine does not run Linux containers. Switch it to Linux containers.")
         if self._settings.isolation == "require-gvisor" and gvisor_of(info) is None:
             raise RequirementMissing(f"TOOLSERVER_RUNTIME__ISOLATION is require-gvisor, but {NO_GVISOR}")
-        if self._volumes.mode is None:
-            probe = f"probe-{secrets.token_hex(6)}"
-            await self._volumes.choose(
-                self._settings.disk,
-                self._volume(probe),
-                self._labels_of(probe),
-                live_restore=bool(info.get("LiveRestoreEnabled")),
-            )
+        async with self._choosing:
+            if self._volumes.mode is None:
+                await self._volumes.choose(
+                    self._settings.disk,
+                    self._volume(self._probe_name),
+                    self._labels_of(self._probe_name),
+                    live_restore=bool(info.get("LiveRestoreEnabled")),
+                )
         self._info = info
 
     @property
@@ -139,10 +141,10 @@ class DockerRuntime(SandboxRuntime):
             await self._volumes.ready(self._volume(spec.workspace_id))
         stream: AttachedStream | None = None
         try:
-            await self.engine.create(request, name)
-            stream = await AttachedStream.over(await self.engine.attach(name))
+            container = await self.engine.create(request, name)
+            stream = await AttachedStream.over(await self.engine.attach(container))
             timeout_s = self._settings.start_timeout_s
-            await self.engine.call(lambda client: client.start(name), timeout_s=timeout_s)
+            await self.engine.call(lambda client: client.start(container), timeout_s=timeout_s)
         except BaseException as problem:
             if stream is not None:
                 await stream.close()
@@ -158,7 +160,7 @@ class DockerRuntime(SandboxRuntime):
                 )
                 raise RuntimeUnavailable(_why_not_started(spec, problem)) from problem
             raise
-        return DockerSandbox(spec, self._containers, name, stream, self._forget)
+        return DockerSandbox(spec, self._containers, container, stream, self._forget)
 
     async def attach(self, spec: SandboxSpec, handle: str) -> Sandbox:
         sandbox = await uninterrupted(self._attach(spec, handle), undo=lambda found: found.release())
@@ -171,6 +173,8 @@ class DockerRuntime(SandboxRuntime):
             state: dict[str, Any] = found["State"]
             if not state.get("Running"):
                 raise SandboxEnded(end_of(state, killed=False, log=""))
+            if state.get("Paused"):  # by hand: it would answer nothing, and nobody knows for how long
+                raise SandboxEnded(SandboxEnd("unknown"))
             stream = await AttachedStream.over(await self.engine.attach(handle))
         except NotInEngine as missing:
             raise SandboxEnded(SandboxEnd("removed")) from missing
@@ -241,22 +245,28 @@ class DockerRuntime(SandboxRuntime):
         return Inventory(
             sandboxes=_labels(containers, SANDBOX),
             running=_labels([one for one in containers if one.get("State") in ("running", "paused")], SANDBOX),
-            workspaces=_labels(volumes, WORKSPACE) | half_made,
+            workspaces=(_labels(volumes, WORKSPACE) | half_made)
+            - {self._probe_name},  # nobody's, and not left behind: it may be under way
         )
 
     async def discard(self, sandbox_ids: frozenset[str], workspace_ids: frozenset[str]) -> None:
+        problem: Exception | None = None  # of one; the others go all the same
+        mine = {"label": f"{SERVER}={self._server_id}"}
+        for one in await self._ask(lambda client: client.containers(all=True, filters=mine)) if sandbox_ids else ():
+            if one["Labels"].get(SANDBOX) in sandbox_ids:  # whatever it is called by now
+                try:
+                    await self._containers.remove(one["Id"])
+                except Refused as no:
+                    problem = problem if no.status == 409 else no  # 409: somebody removes it already
         for sandbox_id in sandbox_ids:
-            await self._ask_to_remove(f"{self._prefix}-{checked_id(sandbox_id)}")
             self._sandboxes.pop(sandbox_id, None)
         for workspace_id in workspace_ids:
-            await self._volumes.delete(self._volume(workspace_id))
-
-    async def _ask_to_remove(self, name: str) -> None:
-        try:
-            await self._containers.remove(name)
-        except Refused as no:
-            if no.status != 409:  # 409: somebody removes it already
-                raise RuntimeUnavailable("The Docker engine would not remove a sandbox.") from no
+            try:
+                await self._volumes.delete(self._volume(workspace_id))
+            except StillInUse as no:
+                problem = no
+        if problem is not None:
+            raise RuntimeUnavailable("The Docker engine would not remove a sandbox or its workspace.") from problem
 
     # -- what holds
 

@@ -17,6 +17,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 MIB = 1 << 20
@@ -27,6 +28,7 @@ _TEMPLATES = 8  # sizes whose empty image is kept
 _LOOP_CONFIGURE, _LOOP_CLEAR, _LOOP_FREE = 0x4C0A, 0x4C01, 0x4C82
 _DIRECT_IO = 16  # no second copy of each page in memory
 _TRIES = 32  # others take loop devices too
+_TRIAL, _MOUNTED, _DELETED = "trial", "mounted", " (deleted)"
 _NOSUID_NODEV_NOATIME = 0x2 | 0x4 | 0x400
 _DETACH = 2
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -42,17 +44,29 @@ def files_within(disk_mb: int) -> int:
 
 
 class LoopDisks:
-    """`folder` holds the images, one a workspace, and is the caller's own. `owner`: the user whose the root folder of each is."""
+    """`folder` holds the images, one a workspace, and is the caller's own. `owner`: the user whose the root folder of each is.
 
-    def __init__(self, folder: Path, owner: int) -> None:
+    `templates`: a folder for empty images, when it is not one in `folder`.
+    """
+
+    def __init__(self, folder: Path, owner: int, templates: Path | None = None) -> None:
         self._folder, self._owner = folder, owner
-        self._templates = folder / "empty"
+        self._templates = templates or folder / "empty"
 
     def image(self, workspace_id: str) -> Path:
         return self._folder / f"{workspace_id}.ext4"
 
-    def workspace_ids(self) -> list[str]:
-        return [path.stem for path in self._folder.glob("*.ext4")]
+    def _half(self, workspace_id: str) -> Path:
+        return self._folder / f"{workspace_id}.new"
+
+    def workspace_ids(self) -> set[str]:
+        """Of all there is anything of: an image, half of one, or the device of one that was deleted without it."""
+        found = {path.stem for pattern in ("*.ext4", "*.new") for path in self._folder.glob(pattern)}
+        start, end = f"{self._folder.resolve()}/", f".ext4{_DELETED}"
+        for _, held in _held():
+            if held.startswith(start) and held.endswith(end) and "/" not in (name := held[len(start) : -len(end)]):
+                found.add(name)
+        return found
 
     def check(self) -> None:
         """Make one, mount it, write into it, take it away. Raises Unusable."""
@@ -62,24 +76,31 @@ class LoopDisks:
             raise Unusable("there is no mkfs.ext4: install e2fsprogs")
         if not os.access("/dev/loop-control", os.W_OK):
             raise Unusable("there are no loop devices here")
-        probe = f"probe-{os.getpid()}"
         try:
-            self.create(probe, 1)
-            with tempfile.TemporaryDirectory(dir=self._folder) as place:
-                target = Path(place)
-                self.mount(probe, target)
-                try:
-                    (target / "probe").write_bytes(b"x")
-                finally:
-                    unmount(target)
+            self._templates.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._end_trials()
+            place = Path(tempfile.mkdtemp(prefix=f"{_TRIAL}-{os.getpid()}-", dir=self._folder))
+            trial, target = LoopDisks(place, self._owner, self._templates), place / _MOUNTED
+            try:
+                target.mkdir()
+                trial.create(_TRIAL, 1)
+                trial.mount(_TRIAL, target)
+                (target / "written").write_bytes(b"x")
+            finally:
+                _end_trial(place)
         except (OSError, subprocess.SubprocessError) as problem:
             raise Unusable(f"a loop device can't be used here ({type(problem).__name__})") from problem
-        finally:
-            self.delete(probe)
+
+    def _end_trials(self) -> None:
+        """Those of processes that died in the middle of one. Raises OSError."""
+        for place in self._folder.glob(f"{_TRIAL}-*"):
+            number = place.name.split("-")[1]
+            if number == str(os.getpid()) or not Path("/proc", number).exists():
+                _end_trial(place)
 
     def create(self, workspace_id: str, disk_mb: int) -> None:
         """An empty image that holds `disk_mb` MiB. Raises OSError, SubprocessError."""
-        half = self._folder / f"{workspace_id}.new"
+        half = self._half(workspace_id)
         half.unlink(missing_ok=True)
         _copy_sparse(self._template(disk_mb), half)
         half.replace(self.image(workspace_id))
@@ -118,10 +139,18 @@ class LoopDisks:
 
     def delete(self, workspace_id: str) -> None:
         """Image and device. What is still mounted goes with its mount. No error when there is none."""
-        for device in devices(self.image(workspace_id)):
+        image = self.image(workspace_id)
+        for device in (*devices(image), *devices(image, deleted=True)):
             with contextlib.suppress(OSError), Path(device).open("rb") as opened:
                 fcntl.ioctl(opened, _LOOP_CLEAR)
-        self.image(workspace_id).unlink(missing_ok=True)
+        for file in (image, self._half(workspace_id)):
+            file.unlink(missing_ok=True)
+
+
+def _end_trial(place: Path) -> None:
+    unmount(place / _MOUNTED)
+    LoopDisks(place, 0).delete(_TRIAL)
+    shutil.rmtree(place)
 
 
 def unmount(target: Path) -> None:
@@ -130,14 +159,17 @@ def unmount(target: Path) -> None:
         pass
 
 
-def devices(image: Path) -> list[str]:
-    """The loop devices that hold this very file now."""
-    found = []
+def devices(image: Path, *, deleted: bool = False) -> list[str]:
+    """The loop devices that hold this very file now; `deleted`: those that hold one of this name which was deleted."""
+    wanted = str(image.resolve()) + (_DELETED if deleted else "")
+    return [device for device, held in _held() if held == wanted]
+
+
+def _held() -> Iterator[tuple[str, str]]:
+    """Each loop device with what it holds, as the kernel names it."""
     for note in Path("/sys/block").glob("loop*/loop/backing_file"):
         with contextlib.suppress(OSError):
-            if note.read_text().rstrip("\n") == str(image.resolve()):
-                found.append(f"/dev/{note.parent.parent.name}")
-    return found
+            yield f"/dev/{note.parent.parent.name}", note.read_text().rstrip("\n")
 
 
 def _attach(image: Path) -> str:

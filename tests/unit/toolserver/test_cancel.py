@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.unit.toolserver.crib import Crib, detail
+from tests.unit.toolserver.crib import Crib, detail, running, settings
 from toolserver.calls.carry_out import stop
 
 
@@ -39,6 +40,23 @@ async def test_a_call_that_was_not_sent_yet_ends_at_once_without_effects(crib: C
     await asyncio.sleep(1.2)
     assert not [r for r in crib.sandbox(session, "web").requests if r["method"] == "tools/call"]
     assert (await crib.call(session, "web_echo", {"text": "next"})).status_code == 200
+
+
+async def test_a_call_whose_turn_never_came_is_cancelled_like_any_other(tmp_path: Path) -> None:
+    async with running(settings(tmp_path, call={"max_running": 1})) as crib:
+        session = await crib.session()
+        first = await begun(crib, session, "sleep", {"seconds": 1}, "holds-the-place")
+        await until_sent(crib, "holds-the-place")
+        waiting = await begun(crib, session, "count", {}, "waits-1")
+        body = (await crib.client.delete("/v1/calls/waits-1")).json()
+        assert (body["cancelled"], body["effects"]) == (True, "none")
+        told = detail(await waiting, 500, "cancelled")
+        assert (told["effects"], told["cancelled_by"]) == ("none", "caller")
+        assert (await crib.client.delete("/v1/calls/waits-1")).json() == body
+        assert detail(await crib.client.get("/v1/calls/waits-1"), 500, "cancelled") == told
+        assert (await first).status_code == 200
+        detail(await crib.call(session, "count", {}, key="waits-1"), 500, "cancelled")
+        assert "count 1" in (await crib.call(session, "count")).text
 
 
 async def test_who_cancelled_and_what_came_so_far_are_told(crib: Crib) -> None:

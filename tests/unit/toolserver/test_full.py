@@ -81,7 +81,8 @@ async def test_a_waiting_call_can_be_joined_and_cancelled_and_nothing_of_it_ran(
         assert detail(answer, 500, "cancelled")["effects"] == "none"
     assert len(full.server.executor.admission.queue) == 0
     await full.client.delete("/v1/calls/a")
-    assert (await full.call(session, "count", key="c")).json()["content"][0]["text"] == "count 1"
+    assert detail(await full.call(session, "count", key="c"), 500, "cancelled")["effects"] == "none"
+    assert (await full.call(session, "count", key="d")).json()["content"][0]["text"] == "count 1"
 
 
 async def test_the_end_of_its_session_ends_a_waiting_call(full: Crib) -> None:

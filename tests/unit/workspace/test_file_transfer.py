@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.workspace.trees import Place
 from tests.unit.workspace.worker_process import WorkerProcess
 
 
@@ -274,3 +275,23 @@ def test_every_name_can_be_told_and_finds_its_file_again(worker: WorkerProcess, 
     assert (worker.workspace / os.fsdecode(name)).read_bytes() == b"more"
     assert worker.call("file_delete", path=spelled).end == "done"
     assert not (worker.workspace / os.fsdecode(name)).exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user for a while")
+def test_a_folder_of_no_rights_is_deleted_by_its_owner(tmp_path: Path) -> None:
+    for shut in ("d/shut/inside", "d/shut"):
+        (tmp_path / shut).mkdir(parents=True, exist_ok=True)
+        (tmp_path / shut / "file").write_text("")
+    for place in (tmp_path, *tmp_path.rglob("*")):
+        os.chown(place, 65534, -1)
+    for shut in ("d/shut/inside", "d/shut", "d"):
+        (tmp_path / shut).chmod(0)
+    files = Place(tmp_path)
+    os.seteuid(65534)  # root is not held up by modes
+    try:
+        for _ in files.store.delete("d", recursive=True):
+            pass
+    finally:
+        os.seteuid(0)
+        files.close()
+    assert not (tmp_path / "d").exists()
