@@ -28,6 +28,7 @@ PAGE_BYTES, ZERO_PAGE = 4096, bytes(4096)
 MAX_DIFFERS = 20
 NO_LIMIT = 1 << 62
 # a path is not any more what the scan saw: something in the sandbox goes on writing
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMLINK)
 MOVED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EEXIST, errno.ENOTEMPTY, errno.EISDIR, errno.EXDEV)
 Slices = Generator[None, None, None]
 
@@ -84,7 +85,13 @@ class Restore:
             raise refused("bad_handle", "Pieces of the last step are missing.")
         clock = Clock()
         while self._staged < len(self._files):
-            if not (yield from self._stage_file(self._files[self._staged], given, clock)):
+            try:
+                whole = yield from self._stage_file(self._files[self._staged], given, clock)
+            except OSError as problem:
+                raise (
+                    self._no_room() if problem.errno in NO_ROOM else explain(problem, "the restored tree")
+                ) from problem
+            if not whole:
                 self._lack = self._look_ahead()
                 return self._lack
         self._lack = []
@@ -173,6 +180,13 @@ class Restore:
                 room -= length
         return list(lack)
 
+    def _no_room(self) -> ProtocolError:
+        return refused(
+            "too_large",
+            "The snapshot does not fit into what is left of the workspace's disk, where it is staged beside the files that are there. "
+            "Nothing was changed. Delete files, or make a session with a larger disk_mb.",
+        )
+
     def _too_large(self) -> ProtocolError:
         limit = self._store.quota.limit_bytes / (1 << 20)
         return refused(
@@ -187,11 +201,13 @@ class Restore:
         plan, quota = self._plan, self._store.quota
         if plan is None or self._staged < len(self._files):
             raise refused("bad_handle", "The restore is not staged yet.")
+        try:
+            yield from self._stage_rest(plan)
+        except OSError as problem:
+            raise self._no_room() if problem.errno in NO_ROOM else explain(problem, "the restored tree") from problem
         yield from quota.refresh()
         if quota.snapshot.bytes - plan.freed > max(quota.limit_bytes, quota.snapshot.bytes - self._disk_bytes):
             raise self._too_large()
-        if self._stage_fd < 0:
-            self._open_stage()
         try:
             yield from self._apply(plan)
         except OSError as problem:
@@ -199,6 +215,12 @@ class Restore:
                 raise refused(
                     "changing", "Something in the sandbox changed the files while they were restored."
                 ) from None
+            if problem.errno in NO_ROOM:  # where a folder's own list of names had to grow
+                raise refused(
+                    "incomplete",
+                    "The disk was full while the snapshot was put in place: a part of the workspace is restored, a part is not. "
+                    "Delete files, then restore again.",
+                ) from problem
             raise explain(problem, "the restored tree") from problem
         finally:
             self._tree.put_back()
@@ -210,6 +232,24 @@ class Restore:
             "written": len(plan.make),
             "removed": len(plan.doomed),
         }
+
+    def _stage_rest(self, plan: Plan) -> Slices:
+        """Folders and links take room as files do: they are made before anything changes, for the same reason."""
+        if self._stage_fd < 0:
+            self._open_stage()
+        clock = Clock()
+        for number, entry in enumerate(plan.make):
+            name = f"other-{number}"
+            if entry.kind == b"d":
+                os.mkdir(name, 0o700, dir_fd=self._stage_fd)
+            elif entry.kind == b"l":
+                os.symlink(entry.target, name, dir_fd=self._stage_fd)
+            else:
+                continue
+            self._disk_bytes += os.stat(name, dir_fd=self._stage_fd, follow_symlinks=False).st_blocks * BLOCK
+            if clock.spent():
+                yield
+                clock.start()
 
     def _apply(self, plan: Plan) -> Slices:
         clock = Clock()
@@ -229,14 +269,9 @@ class Restore:
             folder, name = parted(entry.path)
             fd = self._tree.folder(folder, to_change=True)
             try:
-                if entry.kind == b"d":
-                    os.mkdir(name, 0o700, dir_fd=fd)
-                elif entry.kind == b"l":
-                    os.symlink(entry.target, f"link-{number}", dir_fd=self._stage_fd)
-                    os.rename(f"link-{number}", name, src_dir_fd=self._stage_fd, dst_dir_fd=fd)
-                else:
-                    os.rename(str(staged), name, src_dir_fd=self._stage_fd, dst_dir_fd=fd)
-                    staged += 1
+                made = str(staged) if entry.kind == b"f" else f"other-{number}"
+                os.rename(made, name, src_dir_fd=self._stage_fd, dst_dir_fd=fd)
+                staged += entry.kind == b"f"
             finally:
                 os.close(fd)
             if clock.spent():

@@ -372,6 +372,8 @@ async def _told(work: Awaitable[T]) -> T:
     try:
         return await work
     except RpcError as problem:
+        if problem.kind == "incomplete":
+            raise ToolServerError(Code.TOO_LARGE, problem.message, effects="possible") from problem
         if problem.kind in ("too_large", "disk_full"):
             raise ToolServerError(Code.TOO_LARGE, problem.message) from problem
         if problem.code == METHOD_NOT_FOUND:

@@ -214,6 +214,23 @@ def stored(server: ServerProcess) -> int:
     return sum(path.stat().st_size for path in (server.folder / "state/snapshots").iterdir())
 
 
+def test_folders_and_links_that_do_not_fit_change_nothing(tenant: Tenant) -> None:
+    session = tenant.session()
+    session.python("import os\nfor n in range(1500): os.makedirs(f'd{n}/e'); os.symlink('t' * 3000, f'l{n}')")
+    taken = session.take()["snapshot_id"]
+    held = tenant.session(limits={"disk_mb": 4})
+    held.python("import os\nos.mkdir('my')\nopen('my/file', 'w').write('mine')")
+    before = held.tree()
+    answer = held.restore(taken)
+    if tenant.client.get(held.path).json()["isolation"]["disk"] == "enforced" or answer.status_code != 200:
+        assert (answer.status_code, answer.json()["detail"]["effects"]) == (413, "none"), answer.text
+        assert "Nothing was changed" in answer.json()["detail"]["message"]
+        assert held.tree() == before
+    assert held.python("print('on')") == "on\n"
+    again = tenant.client.post("/v1/sessions", json={"images": ["workspace"], "from_snapshot": taken})
+    assert again.status_code == 201, "where there is room"
+
+
 def test_quotas_refuse_before_anything_changes(tenant: Tenant) -> None:
     session = tenant.session()
     session.python("import os\nopen('f', 'wb').write(os.urandom(25 << 20))")
