@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 from toolserver.errors import Code, RuntimeUnavailable, SandboxGone, ToolServerError, invalid
 from toolserver.sandbox import worker_files
 from toolserver.sandbox.stdio_client import RpcError, StdioClient
-from toolserver.sandbox.worker_files import CHUNK_BYTES, Handle
+from toolserver.sandbox.worker_files import Handle
 from toolserver.sessions.session import Session
 
 T = TypeVar("T")
@@ -83,16 +83,12 @@ class Download:
     async def stream(self, start: int, length: int | None) -> AsyncGenerator[bytes, None]:
         """`length` bytes from `start`, all up to the end for None; closes the handle. A break raises: the answer ends unfinished."""
         with self.session.in_use():
-            offset, left = start, length
+            left = length
             try:
-                while left is None or left > 0:
-                    chunk, last = await self.handle.read(offset, CHUNK_BYTES if left is None else left)
-                    offset += len(chunk)
-                    left = None if left is None else left - len(chunk)
-                    if chunk:
+                async with contextlib.aclosing(self.handle.read(start, length)) as chunks:
+                    async for chunk in chunks:
+                        left = None if left is None else left - len(chunk)
                         yield chunk
-                    if last or not chunk:
-                        break
                 if left:
                     raise SandboxGone("the file became shorter while it was read")
             finally:
@@ -149,6 +145,7 @@ async def _fill(
             size += len(chunk)
             check(size)
             await _told(pointer, handle.write(chunk))
+        await _told(pointer, handle.arrived())
         committed = True  # a commit that fails has closed the handle as well
         return size, await _told(pointer, handle.close(commit=True))
     finally:
