@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
+from sandbox_images.base.annotations import Any
 from sandbox_images.base.lease import CallLater, Lease
 from sandbox_images.base.live_output import LiveOutput
 from sandbox_images.base.mcp_stdio import INVALID_PARAMS, Encoded, ProtocolError, encode_value, refused

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
 
+from sandbox_images.base.annotations import Any, Protocol
 from sandbox_images.base.mcp_stdio import INVALID_PARAMS, ProtocolError
 
 FIRST_LEASE_S = 900.0  # until a server says otherwise

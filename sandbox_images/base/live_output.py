@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from typing import Any
 
+from sandbox_images.base.annotations import Any
 from sandbox_images.base.byte_text import CONTINUATION, readable, whole_text
 
 KEPT_BYTES = 1 << 20

@@ -7,9 +7,9 @@ docs/reference/sandbox-protocol.md.
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from sandbox_images.base import path_text
+from sandbox_images.base.annotations import Any
 
 PROTOCOL_VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")  # newest first
 WORKER_EXTENSION, WORKER_VERSION = "toolcrib/worker", 2

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
+from sandbox_images.base.annotations import Any
 from sandbox_images.base.mcp_stdio import ProtocolError, refused
 from sandbox_images.workspace.event_loop import Loop
 from sandbox_images.workspace.family import Family

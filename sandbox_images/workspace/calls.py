@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Generator
-from typing import Any
 
+from sandbox_images.base.annotations import Any
 from sandbox_images.base.call_memory import CallMemory, CallRecord, encode_result
 from sandbox_images.base.mcp_stdio import Encoded, ProtocolError
 from sandbox_images.workspace import cgroup, workspace_scan

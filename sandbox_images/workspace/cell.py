@@ -8,8 +8,8 @@ import errno
 import linecache
 import sys
 import types
-from typing import Any
 
+from sandbox_images.base.annotations import Any
 from sandbox_images.workspace.display import Displays
 from sandbox_images.workspace.tracebacks import describe
 

@@ -9,7 +9,8 @@ import sys
 import types
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
-from typing import Any
+
+from sandbox_images.base.annotations import Any
 
 Send = Callable[[str, bytes, str], None]  # media type, data, "display" or "result"
 TABLE = "application/vnd.toolcrib.table+json"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
-from typing import Any
 
+from sandbox_images.base.annotations import Any
 from sandbox_images.base.byte_text import readable
 from sandbox_images.workspace.beneath import explain
 from sandbox_images.workspace.calls import Call, Ending, ToolFailure

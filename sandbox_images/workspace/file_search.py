@@ -7,8 +7,8 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from typing import Any
 
+from sandbox_images.base.annotations import Any
 from sandbox_images.base.mcp_stdio import ProtocolError
 from sandbox_images.base.path_text import spell
 from sandbox_images.workspace.beneath import FOLDER, explain

@@ -6,8 +6,8 @@ import errno
 import os
 import stat
 from collections.abc import Generator
-from typing import Any
 
+from sandbox_images.base.annotations import Any
 from sandbox_images.base.mcp_stdio import ProtocolError, refused
 from sandbox_images.base.path_text import spell
 from sandbox_images.workspace.beneath import FOLDER, NEW_FILE_MODE, Workspace, explain, split

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
 
+from sandbox_images.base.annotations import Any
 from sandbox_images.base.mcp_stdio import ProtocolError, refused
 from sandbox_images.workspace.beneath import clean
 from sandbox_images.workspace.calls import Call, Ending, ToolFailure, refusal

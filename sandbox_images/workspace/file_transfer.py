@@ -6,8 +6,8 @@ import base64
 import binascii
 import os
 from collections.abc import Generator
-from typing import Any
 
+from sandbox_images.base.annotations import Any
 from sandbox_images.base.call_memory import Reply
 from sandbox_images.base.mcp_stdio import INVALID_PARAMS, ProtocolError, refused
 from sandbox_images.base.path_text import spell

@@ -9,8 +9,8 @@ import json
 import os
 import signal
 from collections.abc import Callable
-from typing import Any
 
+from sandbox_images.base.annotations import Any
 from sandbox_images.workspace import processes
 from sandbox_images.workspace.event_loop import WRITABLE, Loop
 from sandbox_images.workspace.family import Family

@@ -19,11 +19,11 @@ import struct
 import sys
 import types
 from collections.abc import Callable
-from typing import Any
 
 HERE = os.path.dirname(os.path.realpath(__file__))
 sys.path.insert(0, os.path.dirname(os.path.dirname(HERE)))
-from sandbox_images.workspace.cell import CellRunner  # noqa: E402 - the folder is put on the path just above
+from sandbox_images.base.annotations import Any  # noqa: E402 - the folder is put on the path just above
+from sandbox_images.workspace.cell import CellRunner  # noqa: E402
 from sandbox_images.workspace.display import Displays  # noqa: E402
 from sandbox_images.workspace.startup.sitecustomize import show_told  # noqa: E402
 

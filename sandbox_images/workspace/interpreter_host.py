@@ -8,8 +8,8 @@ import signal
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
-from typing import Any
 
+from sandbox_images.base.annotations import Any
 from sandbox_images.workspace import cgroup, processes
 from sandbox_images.workspace.artifacts import Artifacts
 from sandbox_images.workspace.beneath import Workspace

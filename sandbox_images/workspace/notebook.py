@@ -6,8 +6,8 @@ import json
 import sys
 import zlib
 from collections import deque
-from typing import Any
 
+from sandbox_images.base.annotations import Any
 from sandbox_images.base.mcp_stdio import ProtocolError
 from sandbox_images.workspace.beneath import clean
 from sandbox_images.workspace.calls import Call, Ending, ToolFailure

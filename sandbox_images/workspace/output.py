@@ -9,8 +9,8 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from typing import Any
 
+from sandbox_images.base.annotations import Any
 from sandbox_images.base.byte_text import readable, whole_text
 from sandbox_images.base.call_memory import CallRecord
 

@@ -7,8 +7,8 @@ import resource
 import time
 from collections.abc import Generator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
 
+from sandbox_images.base.annotations import TYPE_CHECKING, Protocol
 from sandbox_images.workspace import workspace_scan
 from sandbox_images.workspace.beneath import Workspace
 from sandbox_images.workspace.event_loop import Loop

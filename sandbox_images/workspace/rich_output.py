@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import Any
 
+from sandbox_images.base.annotations import Any
 from sandbox_images.base.byte_text import readable
 from sandbox_images.workspace.artifacts import Artifacts
 from sandbox_images.workspace.calls import Call, Ending

@@ -7,8 +7,8 @@ import os
 import signal
 import time
 from collections.abc import Callable, Generator
-from typing import Any
 
+from sandbox_images.base.annotations import Any
 from sandbox_images.base.mcp_stdio import ProtocolError
 from sandbox_images.workspace import processes
 from sandbox_images.workspace.artifacts import Artifacts

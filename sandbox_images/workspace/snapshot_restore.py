@@ -11,8 +11,8 @@ import os
 import stat
 from collections.abc import Generator
 from contextlib import suppress
-from typing import Any
 
+from sandbox_images.base.annotations import Any
 from sandbox_images.base.mcp_stdio import ProtocolError, refused
 from sandbox_images.workspace.beneath import explain
 from sandbox_images.workspace.event_loop import Clock

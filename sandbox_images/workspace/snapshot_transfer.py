@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Callable, Generator
 
+from sandbox_images.base.annotations import Any
 from sandbox_images.base.call_memory import Reply
 from sandbox_images.base.mcp_stdio import INVALID_PARAMS, ProtocolError, refused
 from sandbox_images.workspace.event_loop import Clock, Loop
@@ -32,6 +32,11 @@ class SnapshotTransfer:
         self._scans: dict[int, Scan] = {}
         self._restores: dict[int, Restore] = {}
         self._count = 0
+        self.methods: dict[str, Callable[[dict[str, Any], Reply], None]] = {
+            "snapshot.scan": self.scan, "snapshot.manifest": self.manifest, "snapshot.read": self.read, "snapshot.close": self.close,
+            "restore.begin": self.begin, "restore.manifest": self.put_manifest, "restore.step": self.step,
+            "restore.commit": self.commit, "restore.close": self.give_up,
+        }  # fmt: skip
 
     def _number(self) -> int:
         self._count += 1

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from typing import Any
+
+from sandbox_images.base.annotations import Any
 
 MAX_TEXT, MAX_FRAMES = 12_000, 40
 CELL = "<cell "

@@ -14,11 +14,11 @@ import signal
 import sys
 from collections.abc import Callable, Generator
 from contextlib import suppress
-from typing import Any
 
 HERE = os.path.dirname(os.path.realpath(__file__))
 sys.path.insert(0, os.path.dirname(os.path.dirname(HERE)))
 from sandbox_images.base import mcp_stdio  # noqa: E402 - the folder is put on the path just above
+from sandbox_images.base.annotations import TYPE_CHECKING, Any  # noqa: E402
 from sandbox_images.base.call_memory import CallMemory, Reply  # noqa: E402
 from sandbox_images.base.lease import Lease  # noqa: E402
 from sandbox_images.base.mcp_stdio import Encoded, ProtocolError  # noqa: E402
@@ -39,9 +39,13 @@ from sandbox_images.workspace.notebook import Notebook  # noqa: E402
 from sandbox_images.workspace.protocol_stream import ProtocolStream  # noqa: E402
 from sandbox_images.workspace.quota import Quota  # noqa: E402
 from sandbox_images.workspace.shell_tools import ShellTools  # noqa: E402
-from sandbox_images.workspace.snapshot_transfer import SnapshotTransfer  # noqa: E402
+
+if TYPE_CHECKING:
+    from sandbox_images.workspace.snapshot_transfer import SnapshotTransfer
 
 NAME, VERSION = "toolcrib-workspace", "1"
+SNAPSHOT_METHODS = ("snapshot.scan", "snapshot.manifest", "snapshot.read", "snapshot.close", "restore.begin", "restore.manifest",
+                    "restore.step", "restore.commit", "restore.close")  # fmt: skip
 READ_ONLY = {"file_read", "file_list", "file_search", "shell_read"}
 
 
@@ -81,7 +85,7 @@ class Worker:
         )
         self.shell.environment = self.interpreter.environment
         files, transfer = FileTools(self._store), FileTransfer(self.loop, self.family, self._store, self.quota)
-        snapshots = SnapshotTransfer(self.loop, self._store)
+        self._snapshots: SnapshotTransfer | None = None
         search = FileSearch(self.loop, self.calls, self.family, self._store)
         with open(os.path.join(HERE, "tools.json"), encoding="utf-8") as file:
             self._tools: list[dict[str, Any]] = json.load(file)["tools"]
@@ -99,12 +103,7 @@ class Worker:
             "toolcrib/file.stat": transfer.stat, "toolcrib/file.list": transfer.list, "toolcrib/file.open": transfer.open,
             "toolcrib/file.read": transfer.read, "toolcrib/file.write": transfer.write, "toolcrib/file.close": transfer.close,
             "toolcrib/file.delete": transfer.delete, "toolcrib/archive.open": transfer.open_archive,
-            "toolcrib/snapshot.scan": snapshots.scan, "toolcrib/snapshot.manifest": snapshots.manifest,
-            "toolcrib/snapshot.read": snapshots.read, "toolcrib/snapshot.close": snapshots.close,
-            "toolcrib/restore.begin": snapshots.begin, "toolcrib/restore.manifest": snapshots.put_manifest,
-            "toolcrib/restore.step": snapshots.step, "toolcrib/restore.commit": snapshots.commit,
-            "toolcrib/restore.close": snapshots.give_up,
-        }  # fmt: skip
+        } | {f"toolcrib/{name}": self._on_snapshots(name) for name in SNAPSHOT_METHODS}  # fmt: skip
         self._stream = ProtocolStream(self.loop, self._on_line, self.loop.stop, self._lease.heard)
         self._bound = False
 
@@ -205,6 +204,17 @@ class Worker:
         self.shell.environment = whole
         self.interpreter.bind(whole, None if memory is None else int(memory))
         reply({})
+
+    def _on_snapshots(self, name: str) -> Callable[[dict[str, Any], Reply], None]:
+        def answer(params: dict[str, Any], reply: Reply) -> None:
+            if self._snapshots is None:
+                # not at the start: most sessions have none
+                from sandbox_images.workspace.snapshot_transfer import SnapshotTransfer  # noqa: PLC0415
+
+                self._snapshots = SnapshotTransfer(self.loop, self._store)
+            self._snapshots.methods[name](params, reply)
+
+        return answer
 
     def _cancel(self, params: dict[str, Any], reply: Reply) -> None:
         reply({"found": self.calls.cancel(str(params.get("call_id")))})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -202,6 +203,8 @@ def test_calls_queue_and_can_be_cancelled_running_or_waiting(worker: WorkerProce
     running = worker.start(
         "python_execute", code="import time\nprint('begun', flush=True)\ntime.sleep(30)", call_id="running"
     )
+    while not worker.result("toolcrib/peek", call_id="running")["content"]:
+        time.sleep(0.02)
     waiting = worker.start("python_execute", code="open('ran', 'w')", call_id="waiting")
     expiring = worker.start("python_execute", code="open('ran', 'w')", deadline_s=0.2)
     expired = worker.finish(expiring)
