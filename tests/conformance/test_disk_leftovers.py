@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.conftest import RUNTIMES, make_runtime
+from tests.conformance.conftest import RUNTIMES, Bench, make_runtime
 from toolserver.runtime.base import SandboxRuntime
 from toolserver.runtime.bubblewrap_runtime import BubblewrapRuntime
 from toolserver.runtime.docker_runtime import DockerRuntime
@@ -103,6 +103,47 @@ async def test_half_an_image_and_a_device_without_its_image_are_nobodys(
     assert not half.exists()
     assert not (await runtime.inventory()).workspaces
     await until_nothing_held(tmp_path)
+
+
+@pytest.mark.docker
+async def test_a_volume_that_a_hand_removed_comes_back_with_its_files(tmp_path: Path) -> None:
+    runtime = make_runtime("docker", f"test-{secrets.token_hex(6)}", tmp_path)
+    assert isinstance(runtime, DockerRuntime)
+    bench = Bench(runtime)
+    await runtime.create_workspace("s1", 16)
+    if not disks_of(runtime).image(runtime._volume("s1")).exists():
+        pytest.skip("no loop devices here")
+    await bench.output("open('mine', 'w').write('kept')")
+    await runtime.engine.call(lambda client: client.remove_volume(runtime._volume("s1")))
+    assert await runtime.has_workspace("s1")
+    assert await bench.output("print(open('mine').read())") == b"kept\n"
+    assert "s1" in (await runtime.inventory()).workspaces
+    await runtime.sweep()
+    assert not await runtime.has_workspace("s1")
+    await runtime.close()
+    await until_nothing_held(tmp_path)
+
+
+@pytest.mark.docker
+async def test_volumes_of_the_first_version_are_seen_by_their_name(tmp_path: Path) -> None:
+    runtime = make_runtime("docker", server := f"test-{secrets.token_hex(6)}", tmp_path)
+    assert isinstance(runtime, DockerRuntime)
+    labels = {"toolcrib.server": server, "toolcrib.session": "ses_old"}
+    await runtime.engine.call(lambda client: client.create_volume(f"toolcrib-{server}-ses_old", labels=labels))
+    assert (await runtime.inventory()).workspaces == {"ses_old"}
+    assert await runtime.sweep() == 1
+    assert not (await runtime.inventory()).workspaces
+    await runtime.close()
+
+
+async def test_folders_of_the_first_version_go(tmp_path: Path) -> None:
+    old = tmp_path / "bubblewrap" / "sessions" / "ses_old" / "workspace"
+    old.mkdir(parents=True)
+    (tmp_path / "bubblewrap" / "processes").mkdir()
+    runtime = BubblewrapRuntime("server", tmp_path, RuntimeSettings())
+    await runtime.check()
+    assert not {"sessions", "processes"} & {folder.name for folder in (tmp_path / "bubblewrap").iterdir()}
+    await runtime.close()
 
 
 async def test_workspaces_made_before_the_first_check_is_over_are_held_to_their_size(

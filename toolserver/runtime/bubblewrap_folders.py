@@ -10,6 +10,7 @@ Blocking: call it in a thread.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -31,6 +32,7 @@ _FIRST_UID, _FIRST_SMALL_UID = 1_900_000_000, 40_000
 _UIDS, _SHARES = 20_000, 5_000  # ids of one server; servers of one host whose state is elsewhere have other ones
 _DELETE_S, _END_S = 120, 10.0
 _HALF_MADE_S = 60.0
+_OF_VERSION_1 = ("sessions", "processes", "etc-none", "etc-open")  # of the store's schema: what its sessions left
 
 
 class BubblewrapFolders:
@@ -52,6 +54,9 @@ class BubblewrapFolders:
         for half in self._home.glob(".etc-*"):  # of a server that was killed meanwhile
             if time.time() - half.lstat().st_mtime > _HALF_MADE_S:
                 shutil.rmtree(half, ignore_errors=True)
+        for name in _OF_VERSION_1:
+            with contextlib.suppress(RuntimeUnavailable):  # it is tried again at the next start
+                _remove(self._home / name)
         for network in (False, True):
             self._etc[network] = self._make_etc(network=network)
 
@@ -133,14 +138,7 @@ class BubblewrapFolders:
         folder = self.workspace(workspace_id)
         unmount(folder / "workspace")  # also of an image that somebody deleted
         self.disks.delete(workspace_id)
-        for prepare in ([], ["chmod", "-R", "u+rwX", "--"]):
-            if not folder.exists():
-                return
-            if prepare:
-                _run([*prepare, str(folder)])
-            _run(["rm", "-rf", "--one-file-system", "--", str(folder)])  # rm knows no limit of depth
-        if folder.exists():
-            raise RuntimeUnavailable("A workspace could not be deleted whole.")
+        _remove(folder)
 
     def workspace_ids(self) -> list[str]:
         found = {folder.name for folder in self._workspaces.iterdir()} if self._workspaces.is_dir() else set()
@@ -216,6 +214,18 @@ def _maps(uid: int) -> bool:
         if inside <= uid < inside + length:
             return True
     return False
+
+
+def _remove(folder: Path) -> None:
+    """Raises RuntimeUnavailable when something stays."""
+    for prepare in ([], ["chmod", "-R", "u+rwX", "--"]):
+        if not folder.exists():
+            return
+        if prepare:
+            _run([*prepare, str(folder)])
+        _run(["rm", "-rf", "--one-file-system", "--", str(folder)])  # rm knows no limit of depth
+    if folder.exists():
+        raise RuntimeUnavailable("A workspace could not be deleted whole.")
 
 
 def _run(command: list[str]) -> None:

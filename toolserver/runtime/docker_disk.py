@@ -136,6 +136,13 @@ class WorkspaceVolumes:
             raise RuntimeUnavailable("A workspace is not where it was, and still in use.") from no
         await self._create(name, options, found.get("Labels") or {})
 
+    async def bring_back(self, name: str, labels: Mapping[str, str]) -> bool:
+        """Of a volume that somebody removed: one that holds the same files, where its image is there. Raises RuntimeUnavailable."""
+        if not self.disks.image(name).exists():
+            return False
+        await self._create(name, await self._on_device(name), labels)
+        return True
+
     async def delete(self, name: str) -> None:
         """Volume and image; no error when they are gone. Raises StillInUse, RuntimeUnavailable."""
         try:

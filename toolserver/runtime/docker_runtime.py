@@ -230,7 +230,7 @@ class DockerRuntime(SandboxRuntime):
         try:
             await self.engine.call(lambda client: client.inspect_volume(name))
         except NotInEngine:
-            return False
+            return await self._volumes.bring_back(name, self._labels_of(workspace_id))
         except Refused as no:
             raise RuntimeUnavailable(NOT_ANSWERING) from no
         return True
@@ -240,13 +240,15 @@ class DockerRuntime(SandboxRuntime):
         mine = {"label": f"{SERVER}={self._server_id}"}
         containers = await self._ask(lambda client: client.containers(all=True, filters=mine))
         volumes = (await self._ask(lambda client: client.volumes(filters=mine))).get("Volumes") or []
-        start, names = f"{self._prefix}-", await asyncio.to_thread(self._volumes.disks.workspace_ids)
-        half_made = {name.removeprefix(start) for name in names if name.startswith(start)}  # without their volumes
+        names = {volume["Name"] for volume in volumes}.union(
+            await asyncio.to_thread(self._volumes.disks.workspace_ids)  # also those without their volumes
+        )
+        start = f"{self._prefix}-"
         return Inventory(
             sandboxes=_labels(containers, SANDBOX),
             running=_labels([one for one in containers if one.get("State") in ("running", "paused")], SANDBOX),
-            workspaces=(_labels(volumes, WORKSPACE) | half_made)
-            - {self._probe_name},  # nobody's, and not left behind: it may be under way
+            # the probe is nobody's, and not left behind: it may be under way
+            workspaces=frozenset(n.removeprefix(start) for n in names if n.startswith(start)) - {self._probe_name},
         )
 
     async def discard(self, sandbox_ids: frozenset[str], workspace_ids: frozenset[str]) -> None:
