@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.conftest import Bench, make_runtime, read_all
+from tests.conformance.conftest import RUNTIMES, Bench, make_runtime, read_all
 from tests.conformance.programs import DEAF, ECHO, EXIT_42, RECALL, REMEMBER, UNDYING
 from toolserver.errors import RuntimeUnavailable, SandboxGone
-from toolserver.runtime.base import Inventory, SandboxEnded
+from toolserver.runtime.base import Inventory, Sandbox, SandboxEnded
+from toolserver.runtime.bubblewrap_sandbox import Processes
 from toolserver.runtime.docker_runtime import DockerRuntime
 
 
@@ -145,6 +146,34 @@ async def test_a_sandbox_that_was_let_go_is_attached_again_in_its_state(bench: B
     assert (await again.remove()).cause == "killed"
     with pytest.raises(SandboxEnded):
         await bench.runtime.attach(first.spec, first.handle)
+
+
+@pytest.mark.bubblewrap
+@pytest.mark.parametrize("bench", RUNTIMES[1:2], indirect=True)
+async def test_one_that_was_let_go_tells_its_exit_code_and_leaves_no_zombie(bench: Bench) -> None:
+    def monitor(sandbox: Sandbox) -> Path:
+        processes = Processes.load(sandbox.handle)
+        assert processes is not None
+        return Path("/proc", str(processes.monitor.pid))
+
+    ends_when_told = "import sys; sys.stdin.readline(); sys.exit(42)"
+    first = await bench.start(ends_when_told)
+    await first.release()
+    again = await bench.runtime.attach(first.spec, first.handle)
+    await again.send(b"now\n")
+    assert await again.receive() == b""
+    end = await again.remove()
+    assert (end.cause, end.exit_code, monitor(first).exists()) == ("exited", 42, False)
+    second = await bench.start(ends_when_told)
+    await second.send(b"now\n")
+    assert await second.receive() == b""
+    await second.release()
+    end = await second.remove()
+    assert (end.cause, end.exit_code, monitor(second).exists()) == ("exited", 42, False)
+    third = await bench.start(ECHO)
+    await third.release()
+    await bench.runtime.discard(frozenset({third.spec.sandbox_id}), frozenset())
+    assert not monitor(third).exists()
 
 
 async def test_what_a_sandbox_says_while_nobody_holds_it_does_not_stop_it(real_bench: Bench) -> None:

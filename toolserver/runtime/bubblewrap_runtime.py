@@ -65,6 +65,7 @@ class BubblewrapRuntime(SandboxRuntime):
         self._works = False
         self._preparing = asyncio.Lock()
         self._sandboxes: dict[str, BubblewrapSandbox] = {}
+        self._children: dict[str, subprocess.Popen[bytes]] = {}  # monitors of sandboxes that this process started
         self._probe_name = f"probe-{os.getpid()}-{secrets.token_hex(4)}"
 
     async def open(self) -> None:
@@ -230,11 +231,13 @@ class BubblewrapRuntime(SandboxRuntime):
         self, spec: SandboxSpec, processes: Processes, streams: FifoStreams, child: subprocess.Popen[bytes] | None
     ) -> BubblewrapSandbox:
         name = spec.sandbox_id
+        if child is not None:
+            self._children[name] = child
         sandbox = self._sandboxes[name] = BubblewrapSandbox(
             spec,
             processes,
             streams,
-            child=child,
+            child=self._children.get(name),
             forget=lambda: self._forget(name),
             released=lambda: self._release(name, sandbox),
             oom_kills=lambda: self._cgroups.oom_kills(name) if self._cgroups.problem is None else 0,
@@ -247,6 +250,7 @@ class BubblewrapRuntime(SandboxRuntime):
 
     def _forget(self, sandbox_id: str) -> None:
         self._sandboxes.pop(sandbox_id, None)
+        self._children.pop(sandbox_id, None)
         self._folders.forget(sandbox_id)
         self._cgroups.remove(sandbox_id)
 
@@ -330,6 +334,8 @@ class BubblewrapRuntime(SandboxRuntime):
         if (sandbox := self._sandboxes.get(sandbox_id)) is not None:
             await sandbox.remove()
         await asyncio.to_thread(self._folders.end, sandbox_id)
+        if (child := self._children.pop(sandbox_id, None)) is not None:
+            await asyncio.to_thread(child.wait)
         await asyncio.to_thread(self._cgroups.remove, sandbox_id)
 
     # -- what holds
@@ -368,6 +374,8 @@ class BubblewrapRuntime(SandboxRuntime):
     async def close(self) -> None:
         for sandbox in list(self._sandboxes.values()):
             await sandbox.remove()
+        for child in self._children.values():  # of sandboxes that are left to run: nobody needs to be warned of them
+            child.returncode = child.poll() or 0
         await asyncio.to_thread(self._cgroups.close)
 
 

@@ -126,11 +126,6 @@ class BubblewrapSandbox(Sandbox):
 
     async def release(self) -> None:
         self._let_go()
-        if self._child is not None:
-            self._child.returncode = (
-                self._child.poll() or 0
-            )  # it is waited for no more, and nobody needs to be warned of that
-        self._child = None
         self._released()
 
     def _let_go(self) -> None:
