@@ -12,6 +12,7 @@ import pytest
 
 from tests.unit.toolserver.crib import Crib, detail, running, settings
 from toolserver.calls.carry_out import stop
+from toolserver.store import calls as rows
 
 
 async def begun(crib: Crib, session: str, tool: str, arguments: Any, key: str) -> asyncio.Task[httpx.Response]:
@@ -56,6 +57,36 @@ async def test_a_call_whose_turn_never_came_is_cancelled_like_any_other(tmp_path
         assert detail(await crib.client.get("/v1/calls/waits-1"), 500, "cancelled") == told
         assert (await first).status_code == 200
         detail(await crib.call(session, "count", {}, key="waits-1"), 500, "cancelled")
+        assert "count 1" in (await crib.call(session, "count")).text
+
+
+async def test_a_cancel_while_the_turn_of_a_call_begins_leaves_no_row_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(settings(tmp_path, call={"max_running": 1})) as crib:
+        session = await crib.session()
+        first = await begun(crib, session, "sleep", {"seconds": 0.5}, "holds-the-place")
+        await until_sent(crib, "holds-the-place")
+        waiting = await begun(crib, session, "count", {}, "begins-1")
+        call = crib.server.executor.admission.find("default", "begins-1")
+        assert call is not None
+        database, written = crib.server.database, asyncio.Event()
+        write_small = database.write_small
+
+        async def slowly(job: Any) -> Any:
+            value = await write_small(job)
+            if not call.queued:
+                written.set()
+                await asyncio.sleep(0.2)
+            return value
+
+        monkeypatch.setattr(database, "write_small", slowly)
+        await asyncio.wait_for(written.wait(), 10)
+        body = (await crib.client.delete("/v1/calls/begins-1")).json()
+        assert (body["cancelled"], body["effects"]) == (True, "none")
+        detail(await waiting, 500, "cancelled")
+        assert (await first).status_code == 200
+        assert await database.read(rows.running) == []
         assert "count 1" in (await crib.call(session, "count")).text
 
 
