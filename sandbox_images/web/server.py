@@ -16,6 +16,7 @@ from sandbox_images.base.lease import Lease
 from sandbox_images.base.pollable import pollable
 from sandbox_images.web import settings as web_settings
 from sandbox_images.web.calls import Calls
+from sandbox_images.web.pipe_writer import PipeWriter
 
 _TOOLS = Path(__file__).with_name("tools.json")
 _VERSION = "1"  # of the tools; the image's tag is that of the package, whose metadata is not in the image
@@ -54,7 +55,7 @@ async def _serve(settings: web_settings.Settings) -> None:
         await server.close()
 
 
-async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, server: Server, lease: Lease) -> None:
+async def _read(reader: asyncio.StreamReader, writer: PipeWriter, server: Server, lease: Lease) -> None:
     """Until stdin ends. While nobody takes the answers, no more requests are read: so they stay few."""
     try:
         while True:
@@ -76,24 +77,23 @@ async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, serv
         return  # nobody reads the answers any more
 
 
-async def _streams() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _streams() -> tuple[asyncio.StreamReader, PipeWriter]:
     """Stdin and stdout, moved away from their numbers, so that no library reads or prints there."""
     loop = asyncio.get_running_loop()
-    source, sink = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb", buffering=0)
+    source, sink = os.fdopen(os.dup(0), "rb", buffering=0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)
     reader = asyncio.StreamReader(limit=mcp.MAX_LINE_BYTES)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), source)
-    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, sink)
-    return reader, asyncio.StreamWriter(transport, protocol, None, loop)
+    return reader, PipeWriter(sink)
 
 
 class Server:
     """Takes lines and answers them. A call's answer comes when it is done; everything else is answered at once."""
 
-    def __init__(self, writer: asyncio.StreamWriter, settings: web_settings.Settings, lease: Lease) -> None:
+    def __init__(self, writer: PipeWriter, settings: web_settings.Settings, lease: Lease) -> None:
         self._writer = writer
         self._memory = CallMemory(asyncio.get_running_loop().call_later, lease)
         self._tools: list[dict[str, Any]] = json.loads(_TOOLS.read_text(encoding="utf-8"))["tools"]

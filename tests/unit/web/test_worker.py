@@ -215,3 +215,25 @@ def test_a_worker_that_hears_nothing_ends() -> None:
     with running_worker() as worker:
         worker.ask("toolcrib/attach", epoch=1, lease_s=0.5)
         assert worker.process.wait(20) == 0
+
+
+def test_named_pipes_that_nobody_reads_for_a_while_are_no_end(tmp_path: Path) -> None:
+    """As under bubblewrap: the worker's side is open for reading and writing, and its own answers can be read back there."""
+    os.mkfifo(tmp_path / "in")
+    os.mkfifo(tmp_path / "out")
+    ends = [os.open(tmp_path / name, os.O_RDWR) for name in ("in", "out")]
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(WORKER)], stdin=ends[0], stdout=ends[1], stderr=subprocess.PIPE
+    )
+    try:
+        for number in range(3):
+            os.write(ends[0], json.dumps({"jsonrpc": "2.0", "id": number, "method": "ping"}).encode() + b"\n")
+            time.sleep(0.7)
+            assert process.poll() is None
+        answers = os.read(ends[1], 1 << 16).decode().splitlines()
+        assert [json.loads(answer)["id"] for answer in answers] == [0, 1, 2]
+    finally:
+        process.kill()
+        process.communicate()
+        for end in ends:
+            os.close(end)
