@@ -148,6 +148,31 @@ def test_a_full_state_disk_is_503_and_not_ready_until_there_is_room(tmp_path: Pa
             server.end()
 
 
+@pytest.mark.docker
+def test_a_snapshot_never_fills_the_disk_that_the_server_needs(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "server", 96) as folder:
+        server = ServerProcess("docker", folder).start()
+        try:
+            with server.client() as client:
+                path = call_path(client)
+                session = path.partition("/tools/")[0]
+                body = {"arguments": {"code": "import os\nopen('big', 'wb').write(os.urandom(120 << 20))\nNone"}}
+                assert client.post(path, json=body).status_code == 200
+                refused = client.post(f"{session}/snapshots", json={})
+                assert refused.status_code == 503, refused.text
+                assert "no room for more snapshots" in refused.json()["detail"]["message"]
+                assert client.get("/readyz").status_code == 200
+                body = {"arguments": {"code": "os.remove('big')"}}
+                assert client.post(path, json=body).status_code == 200, "others go on"
+                until = time.monotonic() + 20
+                while sum(file.stat().st_size for file in (folder / "state/snapshots").iterdir()) > 1 << 20:
+                    assert time.monotonic() < until, "what was not kept stays on the disk"
+                    time.sleep(0.1)
+                assert client.post(f"{session}/snapshots", json={}).status_code == 201
+        finally:
+            server.end()
+
+
 def test_a_damaged_database_is_refused_in_words_and_left_alone(tmp_path: Path) -> None:
     database = tmp_path / "state" / "toolserver.db"
     database.parent.mkdir()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import shutil
 import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -36,6 +37,10 @@ T = TypeVar("T")
 _ATTEMPTS = 5  # of a workspace that changes while it is read
 _RESTORE_ATTEMPTS = 3
 _LOOK_EVERY = 32  # windows between two looks at the tenant's quota
+_SPARE_BYTES, _SPARE_PART = (
+    256 << 20,
+    4,
+)  # of the server's disk that stays free: so much, of a small one that part of it
 _COLLECT_S = 600.0
 _DAY_S = 86_400.0
 _log = logging.getLogger(__name__)
@@ -91,7 +96,15 @@ class Snapshots:
 
     async def take(self, session: Session) -> dict[str, Any]:
         """Raises too_large, quota_exceeded, file_not_found, session_gone, RuntimeUnavailable, StoreUnavailable."""
-        return await _to_the_end(session, self._take(session), "snapshot")
+        return await _to_the_end(session, self._take_or_sweep(session), "snapshot")
+
+    async def _take_or_sweep(self, session: Session) -> dict[str, Any]:
+        try:
+            return await self._take(session)
+        except BaseException:
+            if self._tenant(session.tenant).untidy:  # what came of it so far is nobody's, and counts until it is gone
+                session.background.spawn(self._sweep(session.tenant), "sweep snapshots")
+            raise
 
     async def _take(self, session: Session) -> dict[str, Any]:
         tenant = self._tenant(session.tenant)
@@ -104,7 +117,7 @@ class Snapshots:
                         continue
                     try:
                         taken = await _told(self._bring(store, scanned))
-                    except ToolServerError:
+                    except BaseException:
                         tenant.untidy = True
                         raise
                     finally:
@@ -142,6 +155,7 @@ class Snapshots:
         for number, window in enumerate(_windows(needed)):
             if number % _LOOK_EVERY == 0:
                 await self._check_room(store)
+            await self._check_disk(sum(piece.length for piece in window))
             pieces = await scanned.read([(piece.line, piece.number) for piece in window])
             if any(piece is None for piece in pieces):
                 return None
@@ -159,6 +173,17 @@ class Snapshots:
                 Code.QUOTA_EXCEEDED,
                 f"Your snapshots take {used >> 20} MiB, the quota is {self._settings.max_mb} MiB, so this one was not kept. "
                 "Delete some with DELETE /v1/sessions/{id}/snapshots/{snapshot_id}, or wait until those of ended sessions expire.",
+            )
+
+    async def _check_disk(self, wanted: int) -> None:
+        """The server's own records are on that disk too: no tenant's snapshots may fill it."""
+        disk = await asyncio.to_thread(shutil.disk_usage, self._folder.parent)
+        if disk.free - wanted < min(_SPARE_BYTES, disk.total // _SPARE_PART):
+            raise ToolServerError(
+                Code.RUNTIME_UNAVAILABLE,
+                "The server's disk has no room for more snapshots, so this one was not kept. Delete some with DELETE "
+                "/v1/sessions/{id}/snapshots/{snapshot_id}, or tell whoever runs the server.",
+                retry_after_s=60,
             )
 
     async def _write_down(self, session: Session, scanned: Scanned, snapshot_id: str, new_bytes: int) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from toolserver.errors import StoreUnavailable
 T = TypeVar("T")
 _BUSY_S = 5.0
 _PAGE_BYTES = 16_384
+_VACUUM_PAGES = 512  # given back to the disk at a time
 _SAMPLE_BYTES, _WORTH = 16_384, 0.85
 _AT_A_TIME = 500  # names of one query
 _SCHEMA = "CREATE TABLE IF NOT EXISTS blobs (name BLOB PRIMARY KEY, packed INTEGER NOT NULL, data BLOB NOT NULL)"
@@ -65,6 +66,7 @@ class BlobStore:
                 "auto_vacuum=INCREMENTAL",
                 "journal_mode=WAL",
                 "synchronous=NORMAL",
+                "secure_delete=OFF",  # some builds write zeros over all that is deleted, which takes its size once more
             ):
                 connection.execute(f"PRAGMA {pragma}").fetchall()
             connection.execute(_SCHEMA)
@@ -129,11 +131,24 @@ class BlobStore:
 
         count = self._run(sweep)
         if count:
-            with self._lock, contextlib.suppress(sqlite3.Error):  # only room on disk: the next sweep tries again
-                if self._connection is not None:
-                    # a script runs to its end; a single statement would stop at the first page
-                    self._connection.executescript("PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE)")
+            with contextlib.suppress(sqlite3.Error):  # only room on disk: the next sweep tries again
+                while self._give_back():
+                    pass
         return count
+
+    def _give_back(self) -> bool:
+        """Free pages to the disk, some at a time: it may be nearly full, and moving pages takes room. Whether there are more."""
+        with self._lock:
+            if self._connection is None:
+                return False
+            # a script runs to its end; a single statement would stop at the first page
+            self._connection.executescript("PRAGMA wal_checkpoint(TRUNCATE)")
+            before = self._connection.execute("PRAGMA freelist_count").fetchone()[0]
+            self._connection.executescript(
+                f"PRAGMA incremental_vacuum({_VACUUM_PAGES}); PRAGMA wal_checkpoint(TRUNCATE)"
+            )
+            left = self._connection.execute("PRAGMA freelist_count").fetchone()[0]
+            return bool(0 < left < before)
 
     def close(self) -> None:
         with self._lock:
