@@ -80,7 +80,7 @@ def test_a_long_lock_is_503_for_all_in_bounded_time_while_reads_go_on(server: Se
             assert answer.status_code == 503, answer.text
             assert answer.json()["detail"]["effects"] == "none"
             assert int(answer.headers["Retry-After"]) >= 1
-            assert took < 9
+            assert took < 25  # each of its writes waits 4 s for its turn; a session has several
         assert (
             client.post(path, json={"arguments": {"code": "import os; os.listdir()"}}).json()["structured"]["result"]
             == "[]"
