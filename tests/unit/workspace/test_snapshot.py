@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -311,6 +312,39 @@ def test_a_restore_that_does_not_fit_changes_nothing(place: Place, shelf: Shelf)
     assert list((place.root / ".toolcrib/incoming").iterdir()) == []
     place.quota.limit_bytes = 5 << 20
     assert shelf.put(place, lines)["exact"], "what it replaces makes room"
+
+
+@pytest.mark.parametrize("call", ["mkdir", "symlink", "ftruncate", "rename"])
+def test_a_disk_that_is_full_in_the_middle_of_a_restore_is_told_as_far_as_it_came(
+    place: Place, shelf: Shelf, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    (place.root / "folder").mkdir()
+    (place.root / "link").symlink_to("folder")
+    (place.root / "file").write_text("then")
+    lines = shelf.take(place)
+    (place.root / "folder").rmdir()
+    (place.root / "link").unlink()
+    (place.root / "file").write_text("now, longer")
+    before = on_disk(place.root)
+    real = getattr(os, call)
+    calls = 0
+
+    def full(*given: Any, **more: Any) -> Any:
+        nonlocal calls
+        ours = call not in ("mkdir", "rename") or str(given[0]).startswith(("other-", "0"))
+        calls += ours
+        if ours and calls == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(*given, **more)
+
+    monkeypatch.setattr(os, call, full)
+    with pytest.raises(ProtocolError) as told:
+        shelf.put(place, lines)
+    assert calls
+    assert told.value.kind == ("incomplete" if call == "rename" else "too_large")
+    assert call == "rename" or on_disk(place.root) == before
+    assert shelf.put(place, lines)["exact"]
+    assert list((place.root / ".toolcrib/incoming").iterdir()) == []
 
 
 def test_a_wrong_piece_is_refused_before_anything_changes(place: Place, shelf: Shelf) -> None:
