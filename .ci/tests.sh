@@ -9,7 +9,7 @@ failed() { .venv/bin/python -c 'import json, pathlib
 found = pathlib.Path(".pytest_cache/v/cache/lastfailed")
 print("\n".join(json.loads(found.read_text())) if found.exists() else "")'; }
 
-"${pytest[@]}" --cache-clear -n 4 --dist loadscope "$@" && exit 0
+"${pytest[@]}" --cache-clear -n 4 --dist loadscope --no-loadscope-reorder --durations=15 "$@" && exit 0
 code=$?
 mapfile -t names < <(failed)
 if [ "$code" != 1 ] || [ "${#names[@]}" -gt "$most" ] || [ -z "${names[0]:-}" ]; then exit "$code"; fi
