@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from toolserver.runtime.base import Limits, SandboxSpec
 from toolserver.runtime.bubblewrap_host import find_bwrap
 from toolserver.runtime.bubblewrap_runtime import BubblewrapRuntime
 from toolserver.settings import RuntimeSettings
@@ -53,3 +57,44 @@ async def test_the_sweep_ends_what_was_never_noted_and_nothing_of_others(tmp_pat
             assert process.stdout is not None
             process.stdout.close()
         await runtime.close()
+
+
+@pytest.mark.parametrize("name", ["../../../../precious", "..", "sbx_of_nobody"])
+async def test_what_runs_in_a_sandbox_is_never_taken_for_bwrap(tmp_path: Path, name: str) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").write_text("kept")
+    runtime = BubblewrapRuntime("server", tmp_path / "state", RuntimeSettings())
+    await runtime.check()
+    await runtime.create_workspace("wsp_1", 16)
+    workspaces = tmp_path / "state" / "bubblewrap" / "workspaces"
+    program = f"""
+import os, subprocess, sys
+subprocess.Popen([{name + "/bwrap"!r}, "-c", "import time; time.sleep(60)", {str(workspaces) + "/x"!r}], executable=sys.executable)
+print("disguised", flush=True)
+sys.stdin.read()
+"""
+    limits = Limits(256, 1, 32, 16)
+    command = ("python3", "-I", "-S", "-u", "-c", program)
+    sandbox = await runtime.start(SandboxSpec("sbx_1", "wsp_1", "test", "toolcrib/test", command, limits))
+    try:
+        assert (await sandbox.receive()).startswith(b"disguised")
+        await asyncio.sleep(0.3)
+        assert any(name.encode() in line for line in _command_lines())
+        found = await runtime.inventory()
+        assert [found.sandboxes, found.running] == [frozenset({"sbx_1"})] * 2
+        await runtime.sweep(frozenset({"sbx_1"}), frozenset({"wsp_1"}))
+        assert (precious / "file").read_text() == "kept"
+        for foreign in ("../../../../precious", ".."):
+            with pytest.raises(ValueError, match="not an identifier"):
+                await runtime.discard(frozenset({foreign}), frozenset())
+    finally:
+        await sandbox.remove()
+        await runtime.sweep()
+        await runtime.close()
+
+
+def _command_lines() -> Iterator[bytes]:
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            yield place.read_bytes().split(b"\0")[0]

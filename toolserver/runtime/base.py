@@ -200,6 +200,11 @@ class SandboxRuntime(ABC):
 
 def checked_id(identifier: str) -> str:
     """An id that can stand in the name of a container, volume or folder. Raises ValueError: ids are made by this server."""
-    if not _ID.fullmatch(identifier):
+    if not is_id(identifier):
         raise ValueError(f"not an identifier: {identifier!r}")
     return identifier
+
+
+def is_id(identifier: str) -> bool:
+    """Whether `checked_id` takes it: what is found on the host may be called anything."""
+    return _ID.fullmatch(identifier) is not None

@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 
 from toolserver.errors import RuntimeUnavailable
+from toolserver.runtime.base import checked_id, is_id
 from toolserver.runtime.bubblewrap_sandbox import Processes
 from toolserver.runtime.fifo_stream import make_fifos
 from toolserver.runtime.host_process import HostProcess
@@ -81,10 +82,10 @@ class BubblewrapFolders:
         return self._etc[network]
 
     def sandbox(self, sandbox_id: str) -> Path:
-        return self._sandboxes / sandbox_id
+        return self._sandboxes / checked_id(sandbox_id)
 
     def workspace(self, workspace_id: str) -> Path:
-        return self._workspaces / workspace_id
+        return self._workspaces / checked_id(workspace_id)
 
     def create(self, workspace_id: str, disk_mb: int) -> None:
         """The folder, user and workspace; nothing changes when they are there. Raises OSError, SubprocessError."""
@@ -142,7 +143,7 @@ class BubblewrapFolders:
 
     def workspace_ids(self) -> list[str]:
         found = {folder.name for folder in self._workspaces.iterdir()} if self._workspaces.is_dir() else set()
-        return sorted(found.union(self.disks.workspace_ids()))
+        return sorted(filter(is_id, found.union(self.disks.workspace_ids())))
 
     # -- sandboxes, those that a killed server leaves too
 
@@ -160,7 +161,8 @@ class BubblewrapFolders:
 
     def sandbox_ids(self) -> tuple[set[str], set[str]]:
         """All that have a folder or are being started, and those of them that run."""
-        known = {folder.name for folder in self._sandboxes.iterdir()} if self._sandboxes.is_dir() else set()
+        found = [folder.name for folder in self._sandboxes.iterdir()] if self._sandboxes.is_dir() else []
+        known = set(filter(is_id, found))
         running = {name for name in known if (processes := self._noted(name)) is not None and processes.run}
         starting = set(self._starting())
         return starting | known, starting | running
@@ -187,15 +189,19 @@ class BubblewrapFolders:
     def _starting(self) -> dict[str, list[HostProcess]]:
         """Processes that are still bwrap, by their sandbox, first processes first: a killed server may not have noted them.
 
-        Such a first process can wait for ever for a bwrap that has died. Both are named after the sandbox.
+        Such a first process can wait for ever for a bwrap that has died. Both are named after the sandbox. So may whatever
+        runs in a sandbox call itself, which is why nothing that is further inside counts.
         """
-        prefix = os.fsencode(self._workspaces) + b"/"
+        prefix, depth = os.fsencode(self._workspaces) + b"/", len(_numbers(Path("/proc/self")))
         found: dict[str, list[HostProcess]] = {}
         for entry in Path("/proc").iterdir():
             try:
                 line = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
                 sandbox_id, _, program = os.fsdecode(line[0]).rpartition("/") if line else ("", "", "")
-                if program != "bwrap" or not any(part.startswith(prefix) for part in line):
+                if program != "bwrap" or not is_id(sandbox_id) or not any(part.startswith(prefix) for part in line):
+                    continue
+                numbers = _numbers(entry)
+                if len(numbers) != depth and (len(numbers) != depth + 1 or numbers[-1] != "1"):
                     continue
                 children = (entry / "task" / entry.name / "children").read_text().split()
             except OSError:
@@ -214,6 +220,14 @@ def _maps(uid: int) -> bool:
         if inside <= uid < inside + length:
             return True
     return False
+
+
+def _numbers(process: Path) -> list[str]:
+    """Of a process, one in each process namespace that it is in, from that of /proc inwards. Raises OSError."""
+    for line in (process / "status").read_text("utf-8", "replace").splitlines():
+        if line.startswith("NSpid:"):
+            return line.split()[1:]
+    return []
 
 
 def _remove(folder: Path) -> None:

@@ -336,7 +336,7 @@ class BubblewrapRuntime(SandboxRuntime):
         await asyncio.to_thread(self._folders.end, sandbox_id)
         if (child := self._children.pop(sandbox_id, None)) is not None:
             await asyncio.to_thread(child.wait)
-        await asyncio.to_thread(self._cgroups.remove, sandbox_id)
+        await asyncio.to_thread(self._cgroups.remove, checked_id(sandbox_id))
 
     # -- what holds
 

@@ -26,6 +26,7 @@ from toolserver.runtime.base import (
     SandboxRuntime,
     SandboxSpec,
     checked_id,
+    is_id,
 )
 from toolserver.runtime.docker_disk import StillInUse, WorkspaceVolumes
 from toolserver.runtime.docker_engine import NOT_ANSWERING, DockerEngine, NotInEngine, Refused
@@ -248,7 +249,8 @@ class DockerRuntime(SandboxRuntime):
             sandboxes=_labels(containers, SANDBOX),
             running=_labels([one for one in containers if one.get("State") in ("running", "paused")], SANDBOX),
             # the probe is nobody's, and not left behind: it may be under way
-            workspaces=frozenset(n.removeprefix(start) for n in names if n.startswith(start)) - {self._probe_name},
+            workspaces=frozenset(name for n in names if n.startswith(start) and is_id(name := n.removeprefix(start)))
+            - {self._probe_name},
         )
 
     async def discard(self, sandbox_ids: frozenset[str], workspace_ids: frozenset[str]) -> None:
