@@ -98,6 +98,9 @@ class DockerSandbox(Sandbox):
     async def _remove(self) -> SandboxEnd:
         log = self._stream.log
         try:
+            if self._stream.open and not self._killed:
+                await self._remove_running()  # its end would have been seen there
+                return SandboxEnd("killed", None, log.text())
             state = await self._state()
             if state.get("Running") and self._stream.finished and not self._killed:
                 # the stream is seen to end a moment before the engine notes the exit code

@@ -33,6 +33,11 @@ class AttachedStream:
             reader, writer = await asyncio.open_connection(sock=sock, limit=CHUNK)
         return cls(reader, writer)
 
+    @property
+    def open(self) -> bool:
+        """Neither end has been seen to close it."""
+        return not self._ended
+
     async def send(self, data: bytes) -> None:
         """One whole write even when cancelled half way. Raises SandboxGone."""
         async with self._writing:
