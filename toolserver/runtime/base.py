@@ -6,13 +6,14 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from toolserver.errors import SandboxGone
 
 WorkspaceAccess = Literal["none", "ro", "rw"]
 Network = Literal["none", "open"]
+EGRESS_FOLDER = "/.toolcrib/egress"  # in sandboxes
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
@@ -31,7 +32,9 @@ class SandboxSpec:
     """What to start. `image` is a key of the catalog; `reference` the engine's name for it; `command` replaces the image's own.
 
     `workspace_id` names the workspace, which a sandbox of the pool has before it has a session. `env` is fixed at start
-    and holds no secret; the session's env is bound later over the protocol.
+    and holds no secret; the session's env is bound later over the protocol. `egress`: the folder of doors to the egress proxy
+    is mounted read-only at EGRESS_FOLDER; which door is told later, over the protocol. `door`: its name, for images that know
+    no such protocol.
     """
 
     sandbox_id: str
@@ -43,6 +46,8 @@ class SandboxSpec:
     workspace: WorkspaceAccess = "rw"
     network: Network = "none"
     env: Mapping[str, str] = field(default_factory=dict)
+    egress: bool = False
+    door: str | None = None
 
     def dump(self) -> str:
         """As JSON, for the store."""
@@ -51,7 +56,9 @@ class SandboxSpec:
     @classmethod
     def load(cls, text: str) -> SandboxSpec:
         told = json.loads(text)
-        return cls(**{**told, "command": tuple(told["command"]), "limits": Limits(**told["limits"])})
+        known = {one.name for one in fields(cls)}  # those of an earlier version are left out
+        kept = {name: value for name, value in told.items() if name in known}
+        return cls(**{**kept, "command": tuple(told["command"]), "limits": Limits(**told["limits"])})
 
 
 @dataclass(frozen=True)
