@@ -43,7 +43,7 @@ class Admission:
         if errors := schema_check.check(tool, request.arguments):
             raise invalid_all([{**error, "pointer": "/arguments" + error["pointer"]} for error in errors])
         image = self._catalog.images[tool.image]
-        if image.network == "open" and session.grant.egress != "open":
+        if image.egress.mode != "none" and session.grant.egress != "open":
             raise ToolServerError(
                 Code.POLICY_DENIED,
                 f"The tool {tool.name} needs the network, and this session has none. Create a session with "

@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
-from pydantic import SecretStr
-
 from toolserver.catalog.image import Tool, ToolImage
 from toolserver.catalog.manifest import ManifestProblem, load_image
 from toolserver.catalog.search import nearest, rank
+from toolserver.catalog.secret import SecretSource
 from toolserver.catalog.session_tools import SESSION_TOOLS
 from toolserver.errors import Code, ToolServerError
 from toolserver.settings import Settings, WebSettings
+
+BRAVE_KEY = "TOOLCRIB_WEB_BRAVE_API_KEY"
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,6 @@ def _with_web_settings(image: ToolImage, web: WebSettings) -> ToolImage:
         "TOOLCRIB_WEB_SEARCH_PROVIDER": web.search_provider,
         "TOOLCRIB_WEB_SEARXNG_URL": web.searxng_url or "",
     }
-    secrets: dict[str, SecretStr] = (
-        {} if web.brave_api_key is None else {"TOOLCRIB_WEB_BRAVE_API_KEY": web.brave_api_key}
-    )
+    key = web.brave_api_key
+    secrets = {} if key is None else {BRAVE_KEY: SecretSource.from_settings("web.brave_api_key", key)}
     return replace(image, env={**image.env, **{name: value for name, value in env.items() if value}}, secrets=secrets)

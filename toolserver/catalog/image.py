@@ -8,14 +8,18 @@ from functools import cached_property
 from typing import Any, Literal
 
 from jsonschema.protocols import Validator
-from pydantic import SecretStr
 
 from toolserver.catalog.schema import compile_schema
+from toolserver.catalog.secret import HeaderSecret, SecretSource
+from toolserver.egress.policy import EgressPolicy
 
 
 @dataclass(frozen=True, eq=False)
 class Tool:
-    """One tool. `image` is the name of the image that has it, or `toolserver` for the server's own."""
+    """One tool. `image` is the name of the image that has it, or `toolserver` for the server's own.
+
+    `remote_name` is what the image itself calls it, where the operator or a collision gave it another name.
+    """
 
     name: str
     description: str
@@ -23,6 +27,12 @@ class Tool:
     output_schema: dict[str, Any] | None
     annotations: dict[str, Any]
     image: str
+    remote_name: str | None = None
+
+    @property
+    def own_name(self) -> str:
+        """As its image calls it."""
+        return self.remote_name or self.name
 
     def as_json(self) -> dict[str, Any]:
         """As the HTTP contract shows it. A new dict, whose schemas are shared: don't change them."""
@@ -49,21 +59,33 @@ class LimitsOverride:
 
 @dataclass(frozen=True)
 class ToolImage:
-    """An MCP server on stdio that runs in sandboxes.
+    """An image whose tools run in sandboxes: an MCP server on stdio, or (`kind` cli) a command-line program.
 
-    reference: the engine's name of the image, with its tag. command: what to run in it. network: what its sandboxes get
-    in a session whose egress is `open`; others get none. start: `eager` with the session, `lazy` at its first call.
-    env is fixed at start and visible to whoever may inspect the sandbox. secrets are not in it: they are for the
-    protocol's `toolcrib/bind`, where they win over the session's env, and are neither logged nor shown by repr.
+    reference: the engine's name of the image, with its tag. digest: the image that was approved; sandboxes start from
+    exactly that. command: what to run in it; empty: its own entrypoint and command. egress: the most that its sandboxes
+    get; a session has less where its own is less. start: `eager` with the session, `lazy` at its first call. origin:
+    `builtin` images come with the server and speak its extension, `added` ones run as they are. scope: `shared` sandboxes
+    serve all sessions of a tenant. env is fixed at start and visible to whoever may inspect the sandbox. secrets are not in
+    it: variables whose values are read when a sandbox starts and are neither logged nor shown. deadline_s: the most for a
+    call of its tools. retry: `idempotent` tools may be repeated by the server. era: the MCP era that it was found to speak.
     """
 
     name: str
     reference: str
     command: tuple[str, ...]
     workspace: Literal["none", "ro", "rw"]
-    network: Literal["none", "open"]
+    egress: EgressPolicy
     start: Literal["eager", "lazy"]
     env: Mapping[str, str]
     limits: LimitsOverride
     tools: tuple[Tool, ...]
-    secrets: Mapping[str, SecretStr] = field(default_factory=dict, repr=False)
+    secrets: Mapping[str, SecretSource] = field(default_factory=dict)
+    kind: Literal["mcp", "cli"] = "mcp"
+    origin: Literal["builtin", "added"] = "builtin"
+    scope: Literal["session", "shared"] = "session"
+    digest: str | None = None
+    working_dir: str | None = None
+    header_secrets: tuple[HeaderSecret, ...] = ()
+    deadline_s: float | None = None
+    retry: Literal["never", "idempotent"] = "never"
+    era: str | None = None

@@ -16,13 +16,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from toolserver.catalog.image import LimitsOverride, Tool, ToolImage
 from toolserver.catalog.schema import schema_problem
+from toolserver.egress.policy import EgressPolicy
 
 MAX_FILE_BYTES = 1 << 20
 
 FORBIDDEN = frozenset(
     {
         "privileged", "cap_add", "capabilities", "mounts", "mount", "volumes", "volume", "binds", "bind", "devices", "device",
-        "device_requests", "gpus", "user", "group_add", "userns_mode", "uts_mode", "network_mode", "host_network", "networks",
+        "device_requests", "gpus", "user", "group_add", "userns_mode", "uts_mode", "network", "network_mode", "host_network", "networks",
         "ports", "publish", "pid_mode", "pid", "ipc_mode", "ipc", "cgroup_parent", "cgroupns", "security_opt", "seccomp",
         "apparmor", "sysctls", "ulimits", "docker_socket", "read_only", "runtime", "isolation", "oom_kill_disable", "restart",
     }
@@ -50,7 +51,7 @@ class _ImageFile(BaseModel):
     reference: str = Field(min_length=1, max_length=255, pattern=r"^[a-z0-9][A-Za-z0-9._:/@-]*$")
     command: list[str] = Field(min_length=1, max_length=64)
     workspace: Literal["none", "ro", "rw"]
-    network: Literal["none", "open"] = "none"
+    egress: Literal["none", "open"] = "none"
     start: Literal["eager", "lazy"] = "lazy"
     env: dict[str, str] = Field(default_factory=dict)
     limits: _LimitsPart = Field(default_factory=_LimitsPart)
@@ -79,7 +80,7 @@ def load_image(folder: Traversable) -> ToolImage:
         reference=_tagged(read.reference),
         command=tuple(read.command),
         workspace=read.workspace,
-        network=read.network,
+        egress=EgressPolicy(read.egress),
         start=read.start,
         env=dict(read.env),
         limits=LimitsOverride(**read.limits.model_dump()),
@@ -112,8 +113,6 @@ def _refuse_forbidden(table: dict[str, Any], place: str) -> None:
         raise ManifestProblem(
             f"{place}: asks for {', '.join(asked)}, which no tool image may set: the server alone decides how sandboxes are confined"
         )
-    if table.get("network") == "host":
-        raise ManifestProblem(f"{place}: asks for the host's network, which no tool image may have: use none or open")
 
 
 def _tools(folder: Traversable, image: str) -> tuple[Tool, ...]:

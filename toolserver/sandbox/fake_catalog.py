@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from toolserver.catalog.catalog import Catalog
 from toolserver.catalog.image import LimitsOverride, Tool, ToolImage
+from toolserver.egress.policy import EgressPolicy
 from toolserver.runtime.fake_server import DEFAULT_TOOLS
 
 
@@ -24,7 +25,7 @@ def fake_catalog() -> Catalog:
         reference="fake/workspace",
         command=("serve",),
         workspace="rw",
-        network="none",
+        egress=EgressPolicy(),
         start="eager",
         env={},
         limits=LimitsOverride(),

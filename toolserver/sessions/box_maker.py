@@ -111,11 +111,11 @@ class BoxMaker:
 
 
 def _network(grant: Grant, image: ToolImage) -> Network:
-    return "open" if grant.egress == "open" and image.network == "open" else "none"
+    return "open" if grant.egress == "open" and image.egress.mode != "none" else "none"
 
 
 def _env(grant: Grant, image: ToolImage) -> dict[str, str]:
-    return {**grant.env, **{name: secret.get_secret_value() for name, secret in image.secrets.items()}}
+    return {**grant.env, **{name: source.read() for name, source in image.secrets.items()}}
 
 
 def _lower(asked: Limits, image: ToolImage) -> Limits:

@@ -95,6 +95,6 @@ class SessionPlaces:
     def _size(self, tenant: str, grant: Grant) -> Place:
         """A sandbox each for those images that can run in it; those that need a network can't without one."""
         images = [self._images[name] for name in grant.images if name in self._images]
-        can_run = [image for image in images if image.network == "none" or grant.egress == "open"]
+        can_run = [image for image in images if image.egress.mode == "none" or grant.egress == "open"]
         own = [min(grant.limits.memory_mb, image.limits.memory_mb or grant.limits.memory_mb) for image in can_run]
         return Place(tenant, sum(own), grant.limits.disk_mb)

@@ -72,7 +72,7 @@ class SpareMaker:
     def unfit(self, image_name: str) -> str | None:
         """Why no spare can be made of an image, if none can."""
         image = self._images[image_name]
-        if image.network == "open":
+        if image.egress.mode != "none":
             return "its image may have a network"
         if image.workspace != "rw":
             return "its image has no workspace of its own"

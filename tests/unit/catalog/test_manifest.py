@@ -18,7 +18,7 @@ kind = "mcp"
 reference = "toolcrib/{name}"
 command = ["python3", "worker.py"]
 workspace = "rw"
-network = "none"
+egress = "none"
 start = "eager"
 
 [env]
@@ -74,7 +74,7 @@ def test_an_image_is_read_with_everything(conf: Settings, root: Path) -> None:
     )
     image = Catalog.load(conf, root).images["one"]
     assert image.command == ("python3", "worker.py")
-    assert (image.workspace, image.network, image.start) == ("rw", "none", "eager")
+    assert (image.workspace, image.egress.mode, image.start) == ("rw", "none", "eager")
     assert image.env == {"GREETING": "hello"}
     assert image.limits.memory_mb == 128
     assert image.limits.pids is None
@@ -115,8 +115,8 @@ def test_a_manifest_that_asks_for_less_isolation_is_refused_by_name(conf: Settin
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('network = "none"', 'network = "host"', "host's network"),
-        ('network = "none"', 'network = "bridge"', "network"),
+        ('egress = "none"', 'egress = "host"', "egress"),
+        ('egress = "none"', 'network = "host"', "network"),
         ('workspace = "rw"', 'workspace = "/"', "workspace"),
         ('name = "bad"', 'name = "worse"', "must be that of its folder"),
         ('name = "bad"', "", "name: Field required"),
@@ -193,6 +193,6 @@ def test_the_operators_web_settings_reach_the_web_image_and_the_key_is_a_secret(
     image = catalog.images["web"]
     assert image.env["TOOLCRIB_WEB_ALLOW_PRIVATE"] == "wiki:80,10.0.0.1:8080"
     assert image.env["TOOLCRIB_WEB_SEARCH_PROVIDER"] == "brave"
-    assert image.secrets["TOOLCRIB_WEB_BRAVE_API_KEY"].get_secret_value() == "brave-key-1"
+    assert image.secrets["TOOLCRIB_WEB_BRAVE_API_KEY"].read() == "brave-key-1"
     assert "brave-key-1" not in repr(catalog)
     assert "brave-key-1" not in repr(image.env)

@@ -16,6 +16,7 @@ import httpx
 from toolserver.app import ToolServer
 from toolserver.catalog.catalog import Catalog
 from toolserver.catalog.image import LimitsOverride, Tool, ToolImage
+from toolserver.egress.policy import EgressPolicy
 from toolserver.runtime.base import SandboxSpec
 from toolserver.runtime.fake_runtime import FakeRuntime
 from toolserver.runtime.fake_server import DEFAULT_TOOLS, Died, FakeCall, FakeTool, FakeToolServer, text_result
@@ -89,7 +90,7 @@ def tool(fake: FakeTool, image: str) -> Tool:
 
 def image(name: str, tools: Iterable[FakeTool], **over: Any) -> ToolImage:
     fields: dict[str, Any] = {
-        "name": name, "reference": f"fake/{name}:1", "command": ("serve",), "workspace": "none", "network": "none",
+        "name": name, "reference": f"fake/{name}:1", "command": ("serve",), "workspace": "none", "egress": EgressPolicy(),
         "start": "lazy", "env": {}, "limits": LimitsOverride(), "tools": tuple(tool(t, name) for t in tools),
     }  # fmt: skip
     return ToolImage(**{**fields, **over})
@@ -98,7 +99,7 @@ def image(name: str, tools: Iterable[FakeTool], **over: Any) -> ToolImage:
 def catalog() -> Catalog:
     images = (
         image("workspace", TOOLS, workspace="rw", start="eager"),
-        image("web", WEB_TOOLS, network="open"),
+        image("web", WEB_TOOLS, egress=EgressPolicy("open")),
         image("foreign", FOREIGN_TOOLS),
     )
     return Catalog({one.name: one for one in images})

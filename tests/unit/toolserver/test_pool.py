@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.unit.toolserver.crib import FOREIGN_TOOLS, TOOLS, WEB_TOOLS, image, new_runtime, settings
+from toolserver.egress.policy import EgressPolicy
 from toolserver.errors import RuntimeUnavailable
 from toolserver.runtime.base import Limits
 from toolserver.runtime.fake_runtime import FakeRuntime
@@ -28,7 +29,7 @@ IMAGES = {
     one.name: one
     for one in (
         image("workspace", TOOLS, workspace="rw", start="eager"),
-        image("web", WEB_TOOLS, network="open"),
+        image("web", WEB_TOOLS, egress=EgressPolicy("open")),
         image("foreign", FOREIGN_TOOLS, workspace="rw"),
         image("reader", FOREIGN_TOOLS, workspace="ro"),
     )
