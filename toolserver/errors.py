@@ -3,6 +3,7 @@
     ToolServerError                 carries code, message, call_id, extra fields for the body
      ├─ one per row of CODES        raised as ToolServerError(Code.X, ...)
     RuntimeUnavailable              the engine does not answer (a driver raises it) -> runtime_unavailable
+     └─ ImageUnusable               an added image is not there or can't be started
     StoreUnavailable                the database can't be read or written now -> runtime_unavailable
      └─ JournalUnavailable          the calls journal can't be written now, so nothing is run
     SandboxGone                     a sandbox ended under a call (sandbox layer only, mapped by calls/)
@@ -172,6 +173,10 @@ class RequirementMissing(RuntimeUnavailable):
     """The settings require something of the host that it does not have: nothing is started without it."""
 
 
+class ImageUnusable(RuntimeUnavailable):
+    """An added image can't be started: it is not there, or lacks what it needs. The message names paths inside it alone."""
+
+
 class SandboxGone(Exception):  # noqa: N818
     """The sandbox ended, or its stream broke, before an answer arrived."""
 
@@ -181,7 +186,9 @@ _HOST_PATH = re.compile(r"(?<![\w/:.])(?:\w+://)?/(?:[\w.@+-]+/)*[\w@+-]+(?:\.[\
 
 def runtime_unavailable(problem: RuntimeUnavailable, call_id: str | None = None) -> ToolServerError:
     """What a client is told: the operator's message without the paths of the host, which stand in the log."""
-    told = _HOST_PATH.sub("(a path on the server)", str(problem))
+    told = (
+        str(problem) if isinstance(problem, ImageUnusable) else _HOST_PATH.sub("(a path on the server)", str(problem))
+    )
     return ToolServerError(Code.RUNTIME_UNAVAILABLE, f"Nothing was run: {told}", call_id)
 
 

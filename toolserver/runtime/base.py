@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from toolserver.errors import SandboxGone
+from toolserver.errors import RequirementMissing, SandboxGone
 
 WorkspaceAccess = Literal["none", "ro", "rw"]
 Network = Literal["none", "open"]
@@ -34,7 +34,8 @@ class SandboxSpec:
     `workspace_id` names the workspace, which a sandbox of the pool has before it has a session. `env` is fixed at start
     and holds no secret; the session's env is bound later over the protocol. `egress`: the folder of doors to the egress proxy
     is mounted read-only at EGRESS_FOLDER; which door is told later, over the protocol. `door`: its name, for images that know
-    no such protocol.
+    no such protocol. `foreign`: an image of others, run as it is: an empty `command` means its own entrypoint and command, and
+    `working_dir` replaces its own; secrets reach it by `start` and never stand here.
     """
 
     sandbox_id: str
@@ -48,6 +49,8 @@ class SandboxSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     egress: bool = False
     door: str | None = None
+    foreign: bool = False
+    working_dir: str | None = None
 
     def dump(self) -> str:
         """As JSON, for the store."""
@@ -118,6 +121,15 @@ class Sandbox(ABC):
         """Let go of its stream and leave it running, for `attach`. The runtime forgets it. `remove` may still follow."""
 
 
+def refuse_foreign(spec: SandboxSpec, runtime: str) -> None:
+    """For runtimes without an engine of images. Raises RequirementMissing."""
+    if spec.foreign:
+        raise RequirementMissing(
+            f"The image {spec.image} was added, and added images run on a Docker engine alone: the runtime {runtime} runs "
+            "none. Set TOOLSERVER_RUNTIME__NAME=docker."
+        )
+
+
 class SandboxRuntime(ABC):
     """A driver. Methods may raise RuntimeUnavailable; each has a deadline of its own and never hangs."""
 
@@ -132,8 +144,12 @@ class SandboxRuntime(ABC):
         """Raises RuntimeUnavailable when sandboxes can't be started now, RequirementMissing when not as the settings want."""
 
     @abstractmethod
-    async def start(self, spec: SandboxSpec) -> Sandbox:
-        """Start a sandbox, attached. Transactional: a failed start leaves nothing. Raises RuntimeUnavailable."""
+    async def start(self, spec: SandboxSpec, secrets: Mapping[str, str] | None = None) -> Sandbox:
+        """Start a sandbox, attached. Transactional: a failed start leaves nothing. Raises RuntimeUnavailable.
+
+        `secrets`: further environment of the program in a `foreign` one, which nobody sees who inspects it.
+        Raises RequirementMissing for a `foreign` one where only images of the project run.
+        """
 
     @abstractmethod
     async def attach(self, spec: SandboxSpec, handle: str) -> Sandbox:

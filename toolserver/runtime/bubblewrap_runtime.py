@@ -15,6 +15,7 @@ import platform
 import re
 import secrets
 import subprocess
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from toolserver.runtime.base import (
     SandboxRuntime,
     SandboxSpec,
     checked_id,
+    refuse_foreign,
 )
 from toolserver.runtime.bubblewrap_arguments import Place, command_line, loader_cache_command
 from toolserver.runtime.bubblewrap_folders import BubblewrapFolders
@@ -137,7 +139,9 @@ class BubblewrapRuntime(SandboxRuntime):
 
     # -- sandboxes
 
-    async def start(self, spec: SandboxSpec) -> Sandbox:
+    async def start(self, spec: SandboxSpec, secrets: Mapping[str, str] | None = None) -> Sandbox:
+        del secrets  # for foreign ones alone
+        refuse_foreign(spec, self.name)
         await self.check()
         assert self._program is not None  # noqa: S101 - check made it
         return await uninterrupted(self._start(spec, self._program), undo=lambda sandbox: sandbox.remove())

@@ -120,7 +120,8 @@ class DockerRuntime(SandboxRuntime):
 
     # -- sandboxes
 
-    async def start(self, spec: SandboxSpec) -> Sandbox:
+    async def start(self, spec: SandboxSpec, secrets: Mapping[str, str] | None = None) -> Sandbox:
+        del secrets  # for foreign ones alone
         if not self._info:
             await self.check()
         sandbox = await uninterrupted(self._start(spec), undo=lambda made: made.remove())

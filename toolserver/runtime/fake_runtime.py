@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from toolserver.errors import RuntimeUnavailable, SandboxGone
-from toolserver.runtime.base import Inventory, Limits, Sandbox, SandboxEnd, SandboxEnded, SandboxRuntime, SandboxSpec
+from toolserver.runtime.base import (
+    Inventory,
+    Limits,
+    Sandbox,
+    SandboxEnd,
+    SandboxEnded,
+    SandboxRuntime,
+    SandboxSpec,
+    refuse_foreign,
+)
 from toolserver.runtime.fake_pipe import FakePipe
 from toolserver.runtime.fake_server import Died, FakeToolServer
 from toolserver.runtime.fake_workspace import FakeWorkspace
@@ -114,7 +123,9 @@ class FakeRuntime(SandboxRuntime):
         if self.unavailable is not None:
             raise RuntimeUnavailable(self.unavailable)
 
-    async def start(self, spec: SandboxSpec) -> Sandbox:
+    async def start(self, spec: SandboxSpec, secrets: Mapping[str, str] | None = None) -> Sandbox:
+        del secrets  # for foreign ones alone
+        refuse_foreign(spec, self.name)
         await self.check()
         if not spec.command:
             raise RuntimeUnavailable(f"The image {spec.image} names no command.")
