@@ -7,8 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from sandbox_images.base.annotations import Any
+from sandbox_images.base.event_loop import Loop
 from sandbox_images.base.mcp_stdio import ProtocolError, refused
-from sandbox_images.workspace.event_loop import Loop
 from sandbox_images.workspace.family import Family
 from sandbox_images.workspace.file_store import INCOMING, FileStore
 from sandbox_images.workspace.helper_process import Helper

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable
 
 from sandbox_images.base import mcp_stdio
+from sandbox_images.base.event_loop import WRITABLE, Loop
 from sandbox_images.base.mcp_stdio import ProtocolError
-from sandbox_images.workspace.event_loop import WRITABLE, Loop
 
 READ_BYTES = 1 << 16  # what a pipe holds; larger buffers would be mapped anew for each read
 PAUSE_BYTES = 16 << 20  # that wait to be written: no more requests are read until they are gone

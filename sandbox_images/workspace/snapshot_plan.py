@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from heapq import merge
 
+from sandbox_images.base.event_loop import Clock
 from sandbox_images.base.mcp_stdio import refused
-from sandbox_images.workspace.event_loop import Clock
 from sandbox_images.workspace.snapshot_manifest import ZERO, Entry, order, parse, pieces, side_by_side
 from sandbox_images.workspace.snapshot_scan import Scan
 from sandbox_images.workspace.snapshot_tree import FULL, parted

@@ -8,8 +8,8 @@ from collections.abc import Callable, Generator
 
 from sandbox_images.base.annotations import Any
 from sandbox_images.base.call_memory import Reply
+from sandbox_images.base.event_loop import Clock, Loop
 from sandbox_images.base.mcp_stdio import INVALID_PARAMS, ProtocolError, refused
-from sandbox_images.workspace.event_loop import Clock, Loop
 from sandbox_images.workspace.file_store import FileStore
 from sandbox_images.workspace.file_transfer import integer, replying
 from sandbox_images.workspace.snapshot_manifest import CHUNK_BYTES, HEADER, parse
