@@ -94,7 +94,7 @@ def _answer(job: dict[str, Any], body: bytes) -> dict[str, Any]:
 def main() -> None:
     """Ends with its stdin, or after a job that used up its memory."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    from sandbox_images.web import third_party  # noqa: PLC0415 - the path comes first
+    from sandbox_images.base import third_party  # noqa: PLC0415 - the path comes first
 
     third_party.enable()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))

@@ -9,8 +9,8 @@ from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 from typing import Any
 
+from sandbox_images.base.outcome import failed
 from sandbox_images.web.fetch import Page
-from sandbox_images.web.outcome import failed
 
 CONVERT_TIMEOUT_S = 60.0
 _SCRIPT = Path(__file__).with_name("convert.py")

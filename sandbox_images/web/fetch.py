@@ -14,9 +14,9 @@ from functools import lru_cache
 
 import httpx
 
+from sandbox_images.base.outcome import failed
+from sandbox_images.base.progress import Progress
 from sandbox_images.web.inflate import CannotInflate, Inflater
-from sandbox_images.web.outcome import failed
-from sandbox_images.web.progress import Progress
 from sandbox_images.web.vetting import Vetting
 from sandbox_images.web.web_address import WebAddress, follow
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from sandbox_images.base.outcome import Outcome
+from sandbox_images.base.progress import Progress
 from sandbox_images.web.converter import Converter
-from sandbox_images.web.outcome import Outcome
-from sandbox_images.web.progress import Progress
 from sandbox_images.web.settings import Settings
 from sandbox_images.web.vetting import Vetting
 from sandbox_images.web.web_fetch import WebFetch

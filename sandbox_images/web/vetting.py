@@ -11,8 +11,8 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from sandbox_images.base.outcome import denied, failed
 from sandbox_images.web.addresses import address_refusal, name_refusal
-from sandbox_images.web.outcome import denied, failed
 from sandbox_images.web.settings import Settings
 from sandbox_images.web.web_address import WebAddress
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import quote, urljoin, urlsplit
 
-from sandbox_images.web.outcome import denied, invalid
+from sandbox_images.base.outcome import denied, invalid
 
 MAX_URL_CHARS = 8_192
 _PORTS = {"http": 80, "https": 443}

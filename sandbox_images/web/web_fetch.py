@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
+from sandbox_images.base.outcome import Outcome, clip_bytes, failed, invalid
+from sandbox_images.base.progress import Progress
 from sandbox_images.web.converter import Converter
 from sandbox_images.web.fetch import Bounds, Page, fetch
-from sandbox_images.web.outcome import Outcome, clip_bytes, failed, invalid
-from sandbox_images.web.progress import Progress
 from sandbox_images.web.recent import Recent
 from sandbox_images.web.vetting import Vetting
 from sandbox_images.web.web_address import parse

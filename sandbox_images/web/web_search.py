@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from sandbox_images.base.outcome import Ended, Outcome, clip_bytes, failed, invalid
+from sandbox_images.base.progress import Progress
 from sandbox_images.web.fetch import Bounds, Page, fetch
-from sandbox_images.web.outcome import Ended, Outcome, clip_bytes, failed, invalid
-from sandbox_images.web.progress import Progress
 from sandbox_images.web.providers import PROVIDERS, Hit, Provider, Question
 from sandbox_images.web.settings import Settings
 from sandbox_images.web.vetting import Vetting

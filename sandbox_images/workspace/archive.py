@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from sandbox_images.base.annotations import Any, BinaryIO
+from sandbox_images.base.beneath import FOLDER, Workspace, clean, explain, split
 from sandbox_images.base.mcp_stdio import ProtocolError, refused
-from sandbox_images.workspace.beneath import FOLDER, Workspace, clean, explain, split
 from sandbox_images.workspace.file_store import INCOMING
 
 MAX_MEMBERS = 1_000_000

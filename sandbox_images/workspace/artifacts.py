@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 
+from sandbox_images.base.beneath import Workspace
 from sandbox_images.base.mcp_stdio import ProtocolError
-from sandbox_images.workspace.beneath import Workspace
 from sandbox_images.workspace.output import Spool
 from sandbox_images.workspace.quota import Quota
 from sandbox_images.workspace.workspace_scan import OWN_FOLDER

@@ -6,11 +6,12 @@ import os
 import time
 from collections.abc import Callable, Generator
 
+from sandbox_images.base import cgroup
 from sandbox_images.base.annotations import Any
 from sandbox_images.base.call_memory import CallMemory, CallRecord, encode_result
 from sandbox_images.base.event_loop import Loop, Timer
 from sandbox_images.base.mcp_stdio import Encoded, ProtocolError
-from sandbox_images.workspace import cgroup, workspace_scan
+from sandbox_images.workspace import workspace_scan
 from sandbox_images.workspace.artifacts import Artifacts
 from sandbox_images.workspace.output import Output
 from sandbox_images.workspace.quota import Quota

@@ -11,7 +11,7 @@ import resource
 import signal
 from contextlib import suppress
 
-from sandbox_images.workspace import processes
+from sandbox_images.base import processes
 
 SHELL = "/bin/bash"
 

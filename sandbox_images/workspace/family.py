@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Generator
 
-from sandbox_images.workspace import processes
+from sandbox_images.base import processes
 
 PATIENCE_S = 3.0
 

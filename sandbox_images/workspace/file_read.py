@@ -6,8 +6,8 @@ import os
 from collections.abc import Generator
 
 from sandbox_images.base.annotations import Any
+from sandbox_images.base.beneath import explain
 from sandbox_images.base.byte_text import readable
-from sandbox_images.workspace.beneath import explain
 from sandbox_images.workspace.calls import Call, Ending, ToolFailure
 from sandbox_images.workspace.file_store import FileStore
 from sandbox_images.workspace.file_tools import path_argument, said

@@ -9,10 +9,10 @@ import stat
 from collections.abc import Iterator
 
 from sandbox_images.base.annotations import Any
+from sandbox_images.base.beneath import FOLDER, explain
 from sandbox_images.base.event_loop import Loop
 from sandbox_images.base.mcp_stdio import ProtocolError
 from sandbox_images.base.path_text import spell
-from sandbox_images.workspace.beneath import FOLDER, explain
 from sandbox_images.workspace.calls import STOPPED, Call, Calls, Ending, ToolFailure
 from sandbox_images.workspace.family import Family
 from sandbox_images.workspace.file_store import FileStore

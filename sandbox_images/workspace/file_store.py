@@ -8,10 +8,10 @@ import stat
 from collections.abc import Generator
 
 from sandbox_images.base.annotations import Any
+from sandbox_images.base.beneath import FOLDER, NEW_FILE_MODE, Workspace, explain, split
 from sandbox_images.base.event_loop import Clock
 from sandbox_images.base.mcp_stdio import ProtocolError, refused
 from sandbox_images.base.path_text import spell
-from sandbox_images.workspace.beneath import FOLDER, NEW_FILE_MODE, Workspace, explain, split
 from sandbox_images.workspace.quota import Quota
 from sandbox_images.workspace.workspace_scan import BLOCK, OWN_FOLDER
 

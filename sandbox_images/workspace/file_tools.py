@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from sandbox_images.base.annotations import Any
+from sandbox_images.base.beneath import clean
 from sandbox_images.base.event_loop import Clock
 from sandbox_images.base.mcp_stdio import ProtocolError, refused
-from sandbox_images.workspace.beneath import clean
 from sandbox_images.workspace.calls import Call, Ending, ToolFailure, refusal
 from sandbox_images.workspace.file_store import FileStore
 

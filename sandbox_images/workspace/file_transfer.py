@@ -8,12 +8,12 @@ import os
 from collections.abc import Generator
 
 from sandbox_images.base.annotations import Any
+from sandbox_images.base.beneath import clean, explain
 from sandbox_images.base.call_memory import Reply
 from sandbox_images.base.event_loop import Loop
 from sandbox_images.base.mcp_stdio import INVALID_PARAMS, ProtocolError, refused
 from sandbox_images.base.path_text import spell
 from sandbox_images.workspace.archive_transfer import ArchiveReader, ArchiveWriter
-from sandbox_images.workspace.beneath import clean, explain
 from sandbox_images.workspace.family import Family
 from sandbox_images.workspace.file_store import Draft, FileStore, describe
 from sandbox_images.workspace.quota import Quota

@@ -10,9 +10,9 @@ import os
 import signal
 from collections.abc import Callable
 
+from sandbox_images.base import processes
 from sandbox_images.base.annotations import Any
 from sandbox_images.base.event_loop import WRITABLE, Loop
-from sandbox_images.workspace import processes
 from sandbox_images.workspace.family import Family
 from sandbox_images.workspace.output import read_ready
 

@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
 
+from sandbox_images.base import cgroup, processes
 from sandbox_images.base.annotations import Any
+from sandbox_images.base.beneath import Workspace
 from sandbox_images.base.event_loop import Loop, Timer
-from sandbox_images.workspace import cgroup, processes
 from sandbox_images.workspace.artifacts import Artifacts
-from sandbox_images.workspace.beneath import Workspace
 from sandbox_images.workspace.calls import STOPPED, Call, Calls, Ending
 from sandbox_images.workspace.family import Family
 from sandbox_images.workspace.interpreter_process import InterpreterProcess

@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
+from sandbox_images.base import processes
 from sandbox_images.base.annotations import Any
 from sandbox_images.base.event_loop import READABLE, WRITABLE, Loop
-from sandbox_images.workspace import processes
 from sandbox_images.workspace.output import read_ready
 from sandbox_images.workspace.process_figures import ProcessFigures
 from sandbox_images.workspace.shell_command import waiting_bytes

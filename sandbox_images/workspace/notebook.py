@@ -8,8 +8,8 @@ import zlib
 from collections import deque
 
 from sandbox_images.base.annotations import Any
+from sandbox_images.base.beneath import clean
 from sandbox_images.base.mcp_stdio import ProtocolError
-from sandbox_images.workspace.beneath import clean
 from sandbox_images.workspace.calls import Call, Ending, ToolFailure
 from sandbox_images.workspace.file_store import FileStore
 

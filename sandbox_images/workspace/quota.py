@@ -9,9 +9,9 @@ from collections.abc import Generator
 from contextlib import suppress
 
 from sandbox_images.base.annotations import TYPE_CHECKING, Protocol
+from sandbox_images.base.beneath import Workspace
 from sandbox_images.base.event_loop import Loop
 from sandbox_images.workspace import workspace_scan
-from sandbox_images.workspace.beneath import Workspace
 
 if TYPE_CHECKING:
     from sandbox_images.workspace.calls import Ending

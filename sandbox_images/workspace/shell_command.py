@@ -9,8 +9,9 @@ import termios
 from collections import deque
 from collections.abc import Callable
 
+from sandbox_images.base import processes
 from sandbox_images.base.event_loop import WRITABLE, Loop, Timer
-from sandbox_images.workspace import command_runner, processes
+from sandbox_images.workspace import command_runner
 from sandbox_images.workspace.calls import ToolFailure
 from sandbox_images.workspace.command_runner import Report, Start
 from sandbox_images.workspace.output import Output, Stream, read_ready

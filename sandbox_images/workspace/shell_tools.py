@@ -8,12 +8,12 @@ import signal
 import time
 from collections.abc import Callable, Generator
 
+from sandbox_images.base import processes
 from sandbox_images.base.annotations import Any
+from sandbox_images.base.beneath import FOLDER, Workspace, clean, explain
 from sandbox_images.base.event_loop import Loop
 from sandbox_images.base.mcp_stdio import ProtocolError
-from sandbox_images.workspace import processes
 from sandbox_images.workspace.artifacts import Artifacts
-from sandbox_images.workspace.beneath import FOLDER, Workspace, clean, explain
 from sandbox_images.workspace.calls import REFUSAL_ENDS, STOPPED, Call, Calls, Ending, ToolFailure, output_blocks
 from sandbox_images.workspace.command_runner import Report
 from sandbox_images.workspace.family import Family

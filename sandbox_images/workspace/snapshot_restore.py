@@ -13,9 +13,9 @@ from collections.abc import Generator
 from contextlib import suppress
 
 from sandbox_images.base.annotations import Any
+from sandbox_images.base.beneath import explain
 from sandbox_images.base.event_loop import Clock
 from sandbox_images.base.mcp_stdio import ProtocolError, refused
-from sandbox_images.workspace.beneath import explain
 from sandbox_images.workspace.file_store import INCOMING, FileStore
 from sandbox_images.workspace.snapshot_manifest import HEADER, ZERO, Entry, pieces, side_by_side
 from sandbox_images.workspace.snapshot_plan import Plan, all_lines

@@ -10,9 +10,9 @@ import time
 from array import array
 from collections.abc import Generator
 
+from sandbox_images.base.beneath import Workspace
 from sandbox_images.base.event_loop import Clock
 from sandbox_images.base.mcp_stdio import refused
-from sandbox_images.workspace.beneath import Workspace
 from sandbox_images.workspace.snapshot_manifest import (
     CHUNK_BYTES,
     HEADER,

@@ -12,8 +12,8 @@ import os
 import stat
 from contextlib import suppress
 
-from sandbox_images.workspace.beneath import FOLDER, OPENAT2, Workspace, _How
-from sandbox_images.workspace.processes import libc
+from sandbox_images.base.beneath import FOLDER, OPENAT2, Workspace, _How
+from sandbox_images.base.processes import libc
 
 EXACT = 0x08 | 0x04 | 0x02  # RESOLVE_BENEATH, NO_SYMLINKS, NO_MAGICLINKS
 HOP_BYTES = 4000  # of a path that is opened in one step

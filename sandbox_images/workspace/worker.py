@@ -17,16 +17,16 @@ from contextlib import suppress
 
 HERE = os.path.dirname(os.path.realpath(__file__))
 sys.path.insert(0, os.path.dirname(os.path.dirname(HERE)))
-from sandbox_images.base import mcp_stdio  # noqa: E402 - the folder is put on the path just above
+from sandbox_images.base import arguments, cgroup, mcp_stdio, processes  # noqa: E402 - the folder is put on the path just above
 from sandbox_images.base.annotations import TYPE_CHECKING, Any  # noqa: E402
+from sandbox_images.base.beneath import Workspace  # noqa: E402
 from sandbox_images.base.call_memory import CallMemory, Reply  # noqa: E402
 from sandbox_images.base.event_loop import Loop  # noqa: E402
 from sandbox_images.base.lease import Lease  # noqa: E402
 from sandbox_images.base.mcp_stdio import Encoded, ProtocolError  # noqa: E402
 from sandbox_images.base.pollable import pollable  # noqa: E402
-from sandbox_images.workspace import arguments, cgroup, environment, processes  # noqa: E402
+from sandbox_images.workspace import environment  # noqa: E402
 from sandbox_images.workspace.artifacts import Artifacts  # noqa: E402
-from sandbox_images.workspace.beneath import Workspace  # noqa: E402
 from sandbox_images.workspace.calls import Call, Calls, Ending, Handler  # noqa: E402
 from sandbox_images.workspace.family import Family  # noqa: E402
 from sandbox_images.workspace.file_read import FileRead  # noqa: E402

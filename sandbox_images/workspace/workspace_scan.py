@@ -7,9 +7,9 @@ import stat
 from collections.abc import Generator
 from contextlib import suppress
 
+from sandbox_images.base.beneath import Workspace
 from sandbox_images.base.event_loop import Clock
 from sandbox_images.base.path_text import spell
-from sandbox_images.workspace.beneath import Workspace
 
 OWN_FOLDER = ".toolcrib"  # output artifacts and uploads under way; no change of the user's
 MAX_TRACKED = 50_000  # paths whose state is remembered; beyond it only sizes are counted

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from sandbox_images.base.outcome import Ended
+from sandbox_images.base.progress import Progress
 from sandbox_images.web import fetch as fetching
 from sandbox_images.web.fetch import Bounds, fetch
-from sandbox_images.web.outcome import Ended
-from sandbox_images.web.progress import Progress
 from sandbox_images.web.settings import Settings
 from sandbox_images.web.vetting import Vetting
 from sandbox_images.web.web_address import parse

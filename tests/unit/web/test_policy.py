@@ -7,10 +7,10 @@ import socket
 
 import pytest
 
+from sandbox_images.base.outcome import Ended
+from sandbox_images.base.progress import Progress
 from sandbox_images.web.addresses import address_refusal
 from sandbox_images.web.fetch import Bounds, fetch
-from sandbox_images.web.outcome import Ended
-from sandbox_images.web.progress import Progress
 from sandbox_images.web.settings import BRAVE_KEY, Settings, read
 from sandbox_images.web.vetting import Vetting
 from sandbox_images.web.web_address import follow, parse

@@ -128,8 +128,8 @@ def test_a_line_without_end_is_refused_and_the_worker_lives(worker: Worker) -> N
     ("method", "params", "code", "said"),
     [
         ("nothing/like/this", {}, -32601, "no method"),
-        ("toolcrib/file.stat", {"path": "a"}, -32601, "no workspace"),
-        ("toolcrib/archive.open", {"mode": "r"}, -32601, "no workspace"),
+        ("toolcrib/file.stat", {"path": "a"}, -32601, "files are the workspace image's"),
+        ("toolcrib/archive.open", {"mode": "r"}, -32601, "files are the workspace image's"),
         ("tools/call", {"name": "rm", "arguments": {}}, -32602, "Unknown tool: rm"),
         ("tools/call", {"name": ["web_fetch"], "arguments": {}}, -32602, "Unknown tool"),
         ("tools/call", {"name": "web_fetch", "arguments": []}, -32602, "must be an object"),

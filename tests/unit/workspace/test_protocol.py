@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from sandbox_images.workspace import arguments
+from sandbox_images.base import arguments
 from tests.unit.workspace.worker_process import REPOSITORY, WorkerProcess
 
 TOOLS: list[dict[str, Any]] = json.loads((REPOSITORY / "sandbox_images/workspace/tools.json").read_text())["tools"]

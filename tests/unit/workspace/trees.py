@@ -8,8 +8,8 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sandbox_images.base.beneath import Workspace
 from sandbox_images.base.event_loop import Loop
-from sandbox_images.workspace.beneath import Workspace
 from sandbox_images.workspace.file_store import FileStore
 from sandbox_images.workspace.quota import Quota
 from sandbox_images.workspace.snapshot_manifest import HEADER

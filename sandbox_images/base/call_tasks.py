@@ -1,4 +1,4 @@
-"""Running calls: started, looked at, stopped, answered exactly once."""
+"""Running calls of an asyncio worker: started, looked at, stopped, answered exactly once."""
 
 from __future__ import annotations
 
@@ -7,23 +7,37 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 from sandbox_images.base import mcp_stdio as mcp
 from sandbox_images.base.call_memory import CallMemory, CallRecord, encode_result
-from sandbox_images.web import third_party
-from sandbox_images.web.outcome import Ended, Outcome
-from sandbox_images.web.progress import Progress
+from sandbox_images.base.outcome import Ended, Outcome
+from sandbox_images.base.progress import Progress
 
-if TYPE_CHECKING:
-    from sandbox_images.web.settings import Settings
-    from sandbox_images.web.toolset import Toolset
-
-MAX_RUNNING = 16
 DEFAULT_DEADLINE_S = 120.0
 DEFAULT_TEXT_BYTES = 65_536
+
+
+class Tools(Protocol):
+    """What an image can do."""
+
+    async def call(self, name: str, arguments: dict[str, Any], progress: Progress, max_text_bytes: int) -> Outcome:
+        """Raises Ended. Cancelling stops the work."""
+
+    async def close(self) -> None:
+        """End whatever was started."""
+
+
+@dataclass
+class Session:
+    """What `toolcrib/bind` brought: the session's environment, secrets among it."""
+
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+MakeTools = Callable[[Session], Tools]
 
 
 @dataclass
@@ -41,21 +55,27 @@ class _Call:
     stop: str | None = None
 
 
-class Calls:
-    """Owns the tasks of the calls and, through the tools, the converting process. Call `close` at the end."""
+class CallTasks:
+    """Owns the tasks of the calls, and the tools. Call `close` at the end."""
 
     def __init__(
-        self, settings: Settings, names: frozenset[str], memory: CallMemory, send: Callable[[bytes], None]
+        self,
+        make_tools: MakeTools,
+        names: frozenset[str],
+        memory: CallMemory,
+        send: Callable[[bytes], None],
+        *,
+        max_running: int,
     ) -> None:
-        self._settings, self._names, self._memory, self._send = settings, names, memory, send
+        self._make_tools, self._names, self._memory, self._send = make_tools, names, memory, send
+        self._session = Session()
         self._running: dict[str, _Call] = {}
-        self._slots = asyncio.Semaphore(MAX_RUNNING)
+        self._slots = asyncio.Semaphore(max_running)
         self._loading = asyncio.Lock()
-        self._toolset: Toolset | None = None
+        self._tools: Tools | None = None
 
-    def bind(self, env: Any) -> None:
-        if isinstance(env, dict):
-            self._settings = self._settings.bound({str(name): str(value) for name, value in env.items()})
+    def bind(self, env: Mapping[str, str]) -> None:
+        self._session.env = env
 
     def start(self, request_id: Any, params: dict[str, Any]) -> None:
         """Raises ProtocolError when it is no call of one of the tools; else its answer will be sent."""
@@ -94,8 +114,8 @@ class Calls:
     async def close(self) -> None:
         tasks = [call.task for call in self._running.values() if call.task is not None and self._stop(call, "abandon")]
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._toolset is not None:
-            await self._toolset.close()
+        if self._tools is not None:
+            await self._tools.close()
 
     @staticmethod
     def _stop(call: _Call | None, why: str) -> bool:
@@ -123,7 +143,7 @@ class Calls:
     async def _outcome(self, call: _Call) -> Outcome:
         try:
             async with asyncio.timeout(call.deadline_s) as scope, self._slots:
-                return await (await self._tools()).call(call.tool, call.arguments, call.progress, call.max_text_bytes)
+                return await (await self._made()).call(call.tool, call.arguments, call.progress, call.max_text_bytes)
         except Ended as ended:
             return ended.outcome
         except TimeoutError:
@@ -134,19 +154,11 @@ class Calls:
         except Exception:  # the outermost boundary of a call
             return _broken()
 
-    async def _tools(self) -> Toolset:
-        """Imported at the first call, in a thread: it takes a few hundred milliseconds."""
+    async def _made(self) -> Tools:
         async with self._loading:
-            if self._toolset is None:
-                self._toolset = (await asyncio.to_thread(_load))(lambda: self._settings)
-            return self._toolset
-
-
-def _load() -> type[Toolset]:
-    third_party.enable()
-    from sandbox_images.web.toolset import Toolset  # noqa: PLC0415 - needs what was enabled
-
-    return Toolset
+            if self._tools is None:
+                self._tools = await asyncio.to_thread(self._make_tools, self._session)
+            return self._tools
 
 
 def _broken() -> Outcome:
@@ -154,7 +166,7 @@ def _broken() -> Outcome:
     kind = sys.exc_info()[0]
     return Outcome(
         "crashed",
-        f"The web tool itself broke ({kind.__name__ if kind else 'unknown'}). Trying again may help; the log says more.",
+        f"The tool itself broke ({kind.__name__ if kind else 'unknown'}). Trying again may help; the log says more.",
     )
 
 

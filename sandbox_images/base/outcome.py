@@ -5,18 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-End = Literal["done", "failed", "invalid", "crashed", "deadline", "cancelled", "denied"]
+End = Literal["done", "failed", "invalid", "crashed", "deadline", "cancelled", "denied", "oom", "disk_full"]
 
 
 @dataclass
 class Outcome:
-    """`message` is None for `done` only. `texts` become one content block each; `structured` is the machine's view."""
+    """`message` is None for `done` only. `texts` become one content block each, `blocks` are further ones as MCP has them;
+    `structured` is the machine's view. `artifacts` as the protocol has them; `changed`: paths of the workspace. `denied`: what
+    policy refused, [{"host", "port", "rule"}].
+    """
 
     end: End
     message: str | None = None
     texts: list[str] = field(default_factory=list)
     structured: dict[str, Any] | None = None
     errors: list[dict[str, str]] = field(default_factory=list)
+    blocks: list[dict[str, Any]] = field(default_factory=list)
+    artifacts: list[dict[str, Any]] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    denied: list[dict[str, Any]] = field(default_factory=list)
 
     def as_result(self, wall_ms: int) -> dict[str, Any]:
         texts = [text for text in self.texts if text]
@@ -27,15 +34,18 @@ class Outcome:
             "exit_code": None,
             "signal": None,
             "truncated": None,
-            "artifacts": [],
+            "artifacts": self.artifacts,
             "usage": {"wall_ms": wall_ms, "cpu_ms": None, "memory_peak_bytes": None},
-            "workspace_changed": [],
+            "workspace_changed": sorted(self.changed),
             "workspace_changed_more": False,
         }
         if self.end == "invalid":
             meta["errors"] = self.errors
+        if self.denied:
+            meta["denied"] = self.denied
+        shown = texts or ([self.message] if self.message else [])
         result: dict[str, Any] = {
-            "content": [{"type": "text", "text": text} for text in texts or ([self.message] if self.message else [])],
+            "content": [*({"type": "text", "text": text} for text in shown), *self.blocks],
             "isError": self.end != "done",
             "_meta": {"toolcrib/outcome": meta},
         }
@@ -57,9 +67,9 @@ def failed(message: str, *, texts: list[str] | None = None, structured: dict[str
     return Ended(Outcome("failed", message, texts or [], structured))
 
 
-def denied(message: str) -> Ended:
-    """Policy says no. The message names the rule."""
-    return Ended(Outcome("denied", message))
+def denied(message: str, *what: dict[str, Any]) -> Ended:
+    """Policy says no. The message names the rule; `what` is refused, {"host", "port", "rule"} each."""
+    return Ended(Outcome("denied", message, denied=list(what)))
 
 
 def invalid(pointer: str, message: str) -> Ended:

@@ -1,4 +1,4 @@
-"""The MCP server of the `web` image on stdin and stdout. One event loop; every call is a task with a deadline of its own."""
+"""The MCP server on stdin and stdout of images whose tools are coroutines. Every call is a task with a deadline of its own."""
 
 from __future__ import annotations
 
@@ -7,41 +7,50 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sandbox_images.base import mcp_stdio as mcp
 from sandbox_images.base.call_memory import CallMemory
+from sandbox_images.base.call_tasks import CallTasks, MakeTools
+from sandbox_images.base.door import Door
 from sandbox_images.base.lease import Lease
+from sandbox_images.base.pipe_writer import PipeWriter
 from sandbox_images.base.pollable import pollable
-from sandbox_images.web import settings as web_settings
-from sandbox_images.web.calls import Calls
-from sandbox_images.web.pipe_writer import PipeWriter
 
-_TOOLS = Path(__file__).with_name("tools.json")
 _VERSION = "1"  # of the tools; the image's tag is that of the package, whose metadata is not in the image
-_NO_WORKSPACE = ("toolcrib/file.", "toolcrib/archive.")
+_NO_FILES = ("toolcrib/file.", "toolcrib/archive.", "toolcrib/snapshot.", "toolcrib/restore.")
 
 
-def run() -> int:
-    """Serves until stdin ends or the lease is over. Returns the exit code."""
-    try:
-        settings = web_settings.read(os.environ)
-    except ValueError as problem:
-        print(f"web: {problem}", file=sys.stderr)
-        return 2
-    if not pollable(0):
-        print("web: stdin must be a pipe, a socket or a terminal", file=sys.stderr)
-        return 2
-    asyncio.run(_serve(settings))
-    return 0
+@dataclass(frozen=True)
+class ToolServer:
+    """What an image tells of itself.
+
+    tools: its tools.json. make_tools: called in a thread before the first call, since what it imports may take a while; it
+    gets what the session has bound. max_running: calls at a time, more wait.
+    """
+
+    name: str
+    tools: Path
+    make_tools: MakeTools
+    max_running: int = 16
+
+    def run(self) -> int:
+        """Serves until stdin ends or the lease is over. Returns the exit code."""
+        if not pollable(0):
+            print(f"{self.name}: stdin must be a pipe, a socket or a terminal", file=sys.stderr)
+            return 2
+        asyncio.run(_serve(self))
+        return 0
 
 
-async def _serve(settings: web_settings.Settings) -> None:
+async def _serve(image: ToolServer) -> None:
     reader, writer = await _streams()
     over = asyncio.Event()
     lease = Lease(asyncio.get_running_loop().call_later, over.set)
-    server = Server(writer, settings, lease)
+    server = Server(image, writer, lease)
     reading = asyncio.create_task(_read(reader, writer, server, lease))
     waiting = asyncio.create_task(over.wait())
     try:
@@ -91,13 +100,21 @@ async def _streams() -> tuple[asyncio.StreamReader, PipeWriter]:
 
 
 class Server:
-    """Takes lines and answers them. A call's answer comes when it is done; everything else is answered at once."""
+    """Takes lines and answers them. A call's answer comes when it is done; almost everything else is answered at once."""
 
-    def __init__(self, writer: PipeWriter, settings: web_settings.Settings, lease: Lease) -> None:
-        self._writer = writer
+    def __init__(self, image: ToolServer, writer: PipeWriter, lease: Lease) -> None:
+        self._image, self._writer = image, writer
         self._memory = CallMemory(asyncio.get_running_loop().call_later, lease)
-        self._tools: list[dict[str, Any]] = json.loads(_TOOLS.read_text(encoding="utf-8"))["tools"]
-        self._calls = Calls(settings, frozenset(tool["name"] for tool in self._tools), self._memory, self.send)
+        self._door = Door()
+        self._tools: list[dict[str, Any]] = json.loads(image.tools.read_text(encoding="utf-8"))["tools"]
+        self._calls = CallTasks(
+            image.make_tools,
+            frozenset(tool["name"] for tool in self._tools),
+            self._memory,
+            self.send,
+            max_running=image.max_running,
+        )
+        self._later: set[asyncio.Task[None]] = set()
         self._remembered = {
             "toolcrib/attach": self._memory.attach,
             "toolcrib/recall": self._memory.recall,
@@ -120,13 +137,15 @@ class Server:
         except Exception:  # the outermost boundary of a request: one that is odd must not end the others
             traceback.print_exc(file=sys.stderr)
             self.send(
-                mcp.error(
-                    request_id, mcp.ProtocolError(mcp.INTERNAL_ERROR, "the web tool itself broke on this request")
-                )
+                mcp.error(request_id, mcp.ProtocolError(mcp.INTERNAL_ERROR, "the tool itself broke on this request"))
             )
 
     async def close(self) -> None:
+        for task in self._later:
+            task.cancel()
+        await asyncio.gather(*self._later, return_exceptions=True)
         await self._calls.close()
+        await self._door.close()
 
     def _dispatch(self, message: dict[str, Any]) -> None:
         method, params = message.get("method"), message.get("params", {})
@@ -140,36 +159,64 @@ class Server:
             return
         if method == "tools/call":
             self._calls.start(message["id"], params)
-            return
-        if method in self._remembered:
+        elif method in self._remembered:
             self._remembered[method](params, lambda value: self._reply(message["id"], value))
-            return
-        self.send(mcp.result(message["id"], self._answer(str(method), params)))
+        elif method == "toolcrib/bind":
+            self._bind(message["id"], params)
+        elif method == "toolcrib/egress":
+            self._open_door(message["id"], params)
+        else:
+            self.send(mcp.result(message["id"], self._answer(str(method), params)))
 
     def _reply(self, request_id: Any, value: dict[str, Any] | mcp.Encoded | mcp.ProtocolError) -> None:
         self.send(
             mcp.error(request_id, value) if isinstance(value, mcp.ProtocolError) else mcp.result(request_id, value)
         )
 
+    def _bind(self, request_id: Any, params: dict[str, Any]) -> None:
+        self._memory.bind(params)
+        env = params.get("env")
+        if isinstance(env, Mapping):
+            self._calls.bind({str(name): str(value) for name, value in env.items()})
+        egress = params.get("egress")
+        if isinstance(egress, dict):
+            self._open_door(request_id, egress)
+        else:
+            self.send(mcp.result(request_id, {}))
+
+    def _open_door(self, request_id: Any, params: dict[str, Any]) -> None:
+        """Answers once the way out has been tried."""
+        door = Door.named(params)
+
+        async def work() -> None:
+            try:
+                await self._door.open(door)
+            except mcp.ProtocolError as problem:
+                self.send(mcp.error(request_id, problem))
+            else:
+                self.send(mcp.result(request_id, {}))
+
+        task = asyncio.create_task(work())
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)
+
     def _answer(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         if method == "initialize":
-            return mcp.initialize_result(params, "toolcrib-web", _VERSION, worker=True)
+            return mcp.initialize_result(params, self._image.name, _VERSION, worker=True)
         if method == "ping":
             return {}
         if method == "tools/list":
             return {"tools": self._tools}
-        if method == "toolcrib/bind":
-            self._memory.bind(params)
-            self._calls.bind(params.get("env"))
-            return {}
         if method == "toolcrib/cancel":
             return {"found": self._calls.cancel(params.get("call_id"))}
         if method == "toolcrib/peek":
             return {"content": self._calls.peek(params.get("call_id"))}
         if method == "toolcrib/usage":
             return {"workspace_bytes": 0, "workspace_files": 0, "memory_bytes": _memory_bytes()}
-        if method.startswith(_NO_WORKSPACE):
-            raise mcp.ProtocolError(mcp.METHOD_NOT_FOUND, f"{method}: the web image has no workspace and no files")
+        if method.startswith(_NO_FILES):
+            raise mcp.ProtocolError(
+                mcp.METHOD_NOT_FOUND, f"{method}: files are the workspace image's, not those of {self._image.name}"
+            )
         raise mcp.ProtocolError(mcp.METHOD_NOT_FOUND, f"there is no method {method[:100]}")
 
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 
 from sandbox_images.base.mcp_stdio import ProtocolError, refused
 from sandbox_images.base.path_text import read
-from sandbox_images.workspace.processes import libc
+from sandbox_images.base.processes import libc
 
 MOUNT = "/workspace"  # how user code names the workspace
 MAX_PATH_BYTES, MAX_NAME_BYTES, MAX_LINKS = 4095, 255, 40
