@@ -37,7 +37,7 @@ from toolserver.sessions.reaper import Reaper
 from toolserver.sessions.registry import Registry
 from toolserver.settings import Settings
 from toolserver.snapshots.desk import Snapshots
-from toolserver.store import journal_head, keys
+from toolserver.store import boot, journal_head, keys, sessions
 from toolserver.store.connection import database_path
 from toolserver.store.database import Database
 from toolserver.store.lock import StateLock
@@ -84,6 +84,7 @@ class ToolServer:
         self.journal = Journal(folder_of(settings.state_dir), settings.journal)
         self.call_journal = CallJournal(self.journal)
         self.quotas = Quotas(settings.session, settings.tenant)
+        self.boot = boot.boot_id()
         self.registry = Registry(
             settings,
             runtime,
@@ -94,6 +95,7 @@ class ToolServer:
             counted=self._count_start,
             claimed=self._count_claim,
             hot=self._runs_hot,
+            boot=self.boot,
         )
         self.executor = Executor(
             settings.call,
@@ -147,8 +149,11 @@ class ToolServer:
                 self.call_journal.open()
                 self.journal.append("server_started", version=version("toolcrib"), runtime=self.runtime.name)
                 self._first_key()
-                found = self.database.run(recovery.take_stock)
-                gaps = self.database.run(lambda c: close_gaps(c, self.journal), writes=False)
+                found = self.database.run(lambda c: recovery.take_stock(c, self.boot), durable=True)
+                self._journal_succession(found)
+                gaps = self.database.run(
+                    lambda c: close_gaps(c, self.journal, machine_lost=found.machine_lost), writes=False
+                )
                 self.database.run(lambda c: take_up(c, self.quotas), writes=False)
             except JournalUnavailable as problem:
                 raise StartRefused(f"The calls journal can't be used: {problem}.") from problem
@@ -206,7 +211,7 @@ class ToolServer:
         given = self.settings.api_key
         if given is not None:
             text = given.get_secret_value()
-            self.database.run(lambda connection: self._ensure_key(connection, text))
+            self.database.run(lambda connection: self._ensure_key(connection, text), durable=True)
             return
         if any(
             key.revoked_at is None and key.scope == "admin" for key in self.database.run(keys.listing, writes=False)
@@ -217,7 +222,7 @@ class ToolServer:
         path.touch(mode=0o600)
         path.chmod(0o600)
         path.write_text(text + "\n")
-        self.database.run(lambda connection: self._ensure_key(connection, text))
+        self.database.run(lambda connection: self._ensure_key(connection, text), durable=True)
         self.new_key_file = path
 
     def _ensure_key(self, connection: Connection, text: str) -> None:
@@ -225,6 +230,21 @@ class ToolServer:
         key = keys.ensure(connection, text, "first admin", FIRST_TENANT, "admin")
         if key.key_id not in known:
             self.journal.append("key_created", **keys.journalled(key), by="settings")
+
+    def _journal_succession(self, found: recovery.LeftOpen) -> None:
+        """Raises JournalUnavailable."""
+        for row, following in found.succeeded:
+            who = {"tenant": row.tenant, "session_id": row.session_id}
+            self.journal.append("session_ended", **who, cause="node_lost", successor=following.session_id)
+        if found.machine_lost:
+            fields = {"sessions": [following.session_id for _, following in found.succeeded]}
+            _log.error("machine_was_lost", extra={"fields": fields})
+
+    def _note_end(self, connection: Connection) -> None:
+        """Of an orderly stop: all that was answered is on the disk with this."""
+        journal_head.note(connection, str(self.journal.head))
+        sessions.unmark_all(connection)
+        boot.end(connection)
 
     @property
     def _keeps_sessions(self) -> bool:
@@ -270,7 +290,7 @@ class ToolServer:
         self.journal.append_surely("server_stopped")
         self.journal.close()
         with contextlib.suppress(StoreUnavailable):
-            await self.database.write(lambda connection: journal_head.note(connection, str(self.journal.head)))
+            await self.database.write(self._note_end, durable=True)
         self.database.close()
         if self.spans is not None:
             await asyncio.to_thread(self.spans.close)

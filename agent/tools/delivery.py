@@ -228,6 +228,9 @@ class Deliverer:
         except ToolServerAnswer as about:
             if about.code == "session_gone":
                 self._keeper.lost(delivery.session_id, cause_of(about))
+                if about.detail.get("effects") == "possible":  # gone with its machine: the server's memory has a gap
+                    delivery.session_lost = True
+                    return _ended(_UNKNOWN, refused)
                 return None
             if meaning_of(about).move is Move.RETRY:
                 raise Transient(about) from about

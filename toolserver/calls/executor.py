@@ -130,6 +130,8 @@ class Executor:
         row = _row_of(call)
         started = False
         try:
+            if not self._registry.use_marks.holds(call.session):
+                await self._registry.use_marks.set(call.session)
             earlier = await self._database.write_small(lambda connection: rows.begin(connection, row))
             if earlier is not None:
                 call.answer.set_result(replay(earlier, earlier.request_hash))

@@ -39,7 +39,7 @@ def change(
     def run(database: Database) -> T:
         journal.open(whole=False)
         try:
-            return database.run(job)
+            return database.run(job, durable=True)
         finally:
             journal.close()
 

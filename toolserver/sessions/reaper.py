@@ -15,6 +15,7 @@ TICK_S = 0.5
 _RECONCILE_S = 5.0
 _LEASES_S = 5.0
 _NOTE_USE_S = 10.0
+REST_S = 60.0  # by then the kernel has written the files of a session that is not used, too: it waits 35 s at most
 _CLEAN_UP_S = 10.0
 _PURGE_S = 600.0
 _DAY_S = 86_400.0
@@ -48,6 +49,7 @@ class Reaper:
             self._registry.background.spawn(self._registry.renew_leases(), "renew leases")
         if self._is_time("use", now, _NOTE_USE_S):
             await self.note_use()
+            await self.note_rest()
         if self._is_time("clean up", now, _CLEAN_UP_S):
             await self._registry.retry_clean_up()
         if self._is_time("purge", now, _PURGE_S):
@@ -76,6 +78,14 @@ class Reaper:
             await self._registry.note_use()
         except StoreUnavailable as problem:
             _log.warning("use_not_noted", extra={"fields": {"problem": str(problem)}})
+
+    async def note_rest(self) -> None:
+        """So that a loss of power does not touch sessions that are not in use."""
+        now = self._registry.clock()
+        try:
+            await self._registry.use_marks.clear([s for s in self._registry.live() if now - s.used_at(now) >= REST_S])
+        except StoreUnavailable as problem:
+            _log.warning("rest_not_noted", extra={"fields": {"problem": str(problem)}})
 
     async def purge(self) -> None:
         """Forget outcomes and tombstones past their time."""

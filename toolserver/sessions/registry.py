@@ -23,7 +23,8 @@ from toolserver.sessions.box import Box
 from toolserver.sessions.box_maker import BoxMaker
 from toolserver.sessions.holdings import Holdings
 from toolserver.sessions.places import SessionPlaces
-from toolserver.sessions.session import Cause, Ending, Grant, Session
+from toolserver.sessions.session import Cause, Ending, Grant, Session, new_session_id
+from toolserver.sessions.use_marks import UseMarks
 from toolserver.settings import Settings
 from toolserver.store import sandboxes as sandbox_rows
 from toolserver.store import sessions as rows
@@ -50,10 +51,11 @@ class Registry:
         claimed: Callable[[str], None] = lambda _start: None,
         hot: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
+        boot: str = "",
     ) -> None:
         """`counted` is told of each sandbox started, `claimed` of each that a session begins with (`warm` or `cold`).
 
-        `hot`: so many calls run that a start for the pool would slow them. `clock` is monotonic.
+        `hot`: so many calls run that a start for the pool would slow them. `clock` is monotonic. `boot` names the present boot of the machine.
         """
         self.settings, self.runtime, self.catalog, self.clock = settings, runtime, catalog, clock
         self.background = Background()
@@ -63,6 +65,7 @@ class Registry:
         self._ending: dict[str, Session] = {}  # gone for clients, not yet cleaned up or not yet written down
         self._creating: dict[str, str] = {}  # session id to tenant
         self._noted_use: dict[str, float] = {}
+        self.use_marks = UseMarks(database, boot)
         self.holdings = Holdings()
         self.epoch = 0  # how many times the server was started on its database, once it is
         self.left_over = 0  # what was nobody's at the last reconcile and is not removed yet
@@ -97,6 +100,8 @@ class Registry:
                 )
                 for image in images
             }
+            if row.used_in_boot == self.use_marks.boot:
+                self.use_marks.marked.add(row.session_id)
             self.holdings.workspaces.add(row.workspace_id)
             self.places.hold(row.session_id, row.tenant, grant)
             now, wall = self.clock(), time.time()
@@ -160,7 +165,7 @@ class Registry:
         if session is None and len(session_id) <= 64:
             tombstone = await self._database.read(lambda connection: rows.tombstone(connection, session_id))
             if tombstone is not None and tenant in (None, tombstone.tenant):
-                raise Ending(tombstone.cause, tombstone.ended_at).error(session_id)
+                raise Ending(tombstone.cause, tombstone.ended_at, tombstone.successor).error(session_id)
         raise ToolServerError(
             Code.SESSION_NOT_FOUND,
             "There is no such session. Create one with POST /v1/sessions, or look at GET /v1/sessions.",
@@ -181,7 +186,7 @@ class Registry:
         `prepare` works on it before anybody else can. Raises quota_exceeded, no_capacity, RuntimeUnavailable,
         StoreUnavailable, and what `prepare` raises: then nothing is left of it.
         """
-        session_id = f"ses_{secrets.token_hex(12)}"
+        session_id = new_session_id()
         await self.places.take(session_id, tenant, grant, wait_s, gone)
         self._creating[session_id] = tenant
         work = self.background.spawn(self._create(session_id, tenant, grant, key_id, prepare), f"create {session_id}")
@@ -214,7 +219,7 @@ class Registry:
                     "session_created", key_id=key_id, **session.journalled([i.reference for i in images])
                 )
                 told = True
-                row = _row_of(session)
+                row = _row_of(session, self.use_marks.boot)
                 await self._database.write(lambda connection: rows.begin(connection, row))
             except BaseException:
                 if told:
@@ -223,6 +228,7 @@ class Registry:
                 with contextlib.suppress(StoreUnavailable):  # the next start forgets them
                     await self._database.write(lambda connection: sandbox_rows.forget(connection, session_id))
                 raise
+            self.use_marks.marked.add(session_id)
             self._live[session_id] = session
         except BaseException:
             self.places.release(session_id)
@@ -246,6 +252,7 @@ class Registry:
         if session.ending is None:
             session.ending = Ending(cause, time.time())
             self._live.pop(session.session_id, None)
+            self.use_marks.marked.discard(session.session_id)
             self._ending[session.session_id] = session
             for tell in list(session.watchers):
                 tell(session.ending)
@@ -340,7 +347,7 @@ class Registry:
         await self.background.finish(timeout_s)
 
 
-def _row_of(session: Session) -> SessionRow:
+def _row_of(session: Session, boot: str) -> SessionRow:
     return SessionRow(
         session_id=session.session_id,
         tenant=session.tenant,
@@ -349,6 +356,7 @@ def _row_of(session: Session) -> SessionRow:
         grant_json=session.grant.dump(),
         expires_at=session.created_at + session.grant.ttl_s,
         last_used_at=session.created_at,
+        used_in_boot=boot,  # on the disk before any of its calls, or not there at all
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -23,9 +24,18 @@ class Ending:
 
     cause: str
     at: float
+    successor: str | None = None  # the session that has its workspace
 
     def error(self, session_id: str) -> ToolServerError:
         when = iso_time(self.at)
+        if self.successor is not None:
+            message = (
+                f"The session {session_id} is gone since {when}: its machine stopped while it was in use, so its last calls may have "
+                f"run without a trace, and the last changes of its files may be missing. Its workspace is that of the session "
+                f"{self.successor} now: look there before you repeat anything."
+            )
+            told = {"cause": self.cause, "ended_at": when, "successor": self.successor}
+            return ToolServerError(Code.SESSION_GONE, message, extra=told, effects="possible")
         why = _WHY.get(self.cause, f"it ended ({self.cause})")
         message = f"The session {session_id} is gone since {when}: {why}. Create a new one with POST /v1/sessions."
         return ToolServerError(Code.SESSION_GONE, message, extra={"cause": self.cause, "ended_at": when})
@@ -39,6 +49,10 @@ _WHY = {
     "node_lost": "its workspace was lost with the machine or the engine that held it",
     "shutdown": "the server was shut down",
 }
+
+
+def new_session_id() -> str:
+    return f"ses_{secrets.token_hex(12)}"
 
 
 def iso_time(seconds: float) -> str:

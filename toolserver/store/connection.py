@@ -115,11 +115,21 @@ def reason_of(problem: DatabaseError | sqlite3.Error) -> str:
     return str(problem.orig) if isinstance(problem, DatabaseError) else str(problem)
 
 
-def transact(connection: Connection, job: Callable[[Connection], T], *, writes: bool) -> T:
+@contextlib.contextmanager
+def waiting_for_the_disk(connection: Connection) -> Iterator[None]:
+    """A commit inside is on the disk when it returns, and all that was committed before it by any connection too."""
+    connection.connection.cursor().execute("PRAGMA synchronous=FULL")
+    try:
+        yield
+    finally:
+        connection.connection.cursor().execute("PRAGMA synchronous=NORMAL")
+
+
+def transact(connection: Connection, job: Callable[[Connection], T], *, writes: bool, durable: bool = False) -> T:
     """`job` in a transaction of its own, in the calling thread. Raises StoreUnavailable, Busy: then nothing was changed."""
     connection.info["writes"] = writes
     try:
-        with connection.begin():
+        with waiting_for_the_disk(connection) if durable else contextlib.nullcontext(), connection.begin():
             return job(connection)
     except IntegrityError:
         raise

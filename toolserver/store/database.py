@@ -96,28 +96,37 @@ class Database:
         while self._engines:
             self._engines.pop().dispose()
 
-    def run(self, job: Callable[[Connection], T], *, writes: bool = True) -> T:
-        """One transaction in the calling thread, for the command line and for the thread below. Raises StoreUnavailable."""
-        return self._run(self._connection, job, writes=writes)
+    def run(self, job: Callable[[Connection], T], *, writes: bool = True, durable: bool = False) -> T:
+        """One transaction in the calling thread, for the command line and for the thread below. Raises StoreUnavailable.
+
+        `durable`: it outlives the machine when this returns, and so does all that was committed before it.
+        """
+        return self._run(self._connection, job, writes=writes, durable=durable)
 
     def _run(
-        self, connection: Connection | None, job: Callable[[Connection], T], *, writes: bool, attempts: int = _ATTEMPTS
+        self,
+        connection: Connection | None,
+        job: Callable[[Connection], T],
+        *,
+        writes: bool,
+        attempts: int = _ATTEMPTS,
+        durable: bool = False,
     ) -> T:
         if connection is None:
             raise StoreUnavailable("the database is closed")
         for _ in range(attempts - 1):
             try:
-                return transact(connection, job, writes=writes)
+                return transact(connection, job, writes=writes, durable=durable)
             except Busy:
                 time.sleep(random.uniform(0.01, 0.1))  # noqa: S311 - two waiting writers must not meet again
-        return transact(connection, job, writes=writes)
+        return transact(connection, job, writes=writes, durable=durable)
 
-    def _run_late(self, job: Callable[[Connection], T]) -> T:
+    def _run_late(self, job: Callable[[Connection], T], *, durable: bool) -> T:
         """For a write that has waited its time already: now or never."""
         if self._connection is None:
             raise StoreUnavailable("the database is closed")
         with without_waiting(self._connection, _BUSY_MS):
-            return self._run(self._connection, job, writes=True, attempts=1)
+            return self._run(self._connection, job, writes=True, attempts=1, durable=durable)
 
     async def write_small(self, job: Callable[[Connection], T]) -> T:
         """As `write`, for a transaction of a few rows and not many KiB."""
@@ -131,10 +140,10 @@ class Database:
                     return value
             return await self._hand_in(job, writes=True)
 
-    async def write(self, job: Callable[[Connection], T]) -> T:
-        """Returns when it is committed. Raises StoreUnavailable: nothing was changed."""
+    async def write(self, job: Callable[[Connection], T], *, durable: bool = False) -> T:
+        """Returns when it is committed. `durable` as in `run`. Raises StoreUnavailable: nothing was changed."""
         with Stage("store"), self._judged():
-            return await self._hand_in(job, writes=True)
+            return await self._hand_in(job, writes=True, durable=durable)
 
     def probe(self) -> None:
         """Whether it can be written again, tried at once when the last write failed. Raises StoreUnavailable."""
@@ -155,7 +164,7 @@ class Database:
         """Raises StoreUnavailable."""
         return await self._hand_in(job, writes=False)
 
-    def _hand_in(self, job: Callable[[Connection], T], *, writes: bool) -> asyncio.Future[T]:
+    def _hand_in(self, job: Callable[[Connection], T], *, writes: bool, durable: bool = False) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
         handed_in = time.monotonic()
@@ -165,9 +174,9 @@ class Database:
                 if not writes:
                     value = self._run(self._reading, job, writes=False)
                 elif time.monotonic() - handed_in < _PATIENCE_S:
-                    value = self.run(job)
+                    value = self.run(job, durable=durable)
                 else:
-                    value = self._run_late(job)
+                    value = self._run_late(job, durable=durable)
             except BaseException as problem:  # noqa: BLE001 - carried to whoever awaits
                 told: tuple[Callable[..., None], Any] = (answer.set_exception, problem)
             else:

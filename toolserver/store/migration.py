@@ -2,6 +2,7 @@
 
     1 → 2   sessions that outlive the server: their grant, workspace and sandboxes are stored. What version 1 left live has
             none of it and is gone.
+    2 → 3   what a loss of power takes is told: sessions in use have the boot of the machine beside them.
 A step only adds tables and columns that may be NULL, so that it is quick and works the same on every database.
 """
 

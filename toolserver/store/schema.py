@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, Float, Index, Integer, LargeBinary, MetaData, String, Table, Text
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 metadata = MetaData()
 
@@ -49,6 +49,8 @@ sessions = Table(
     Column("grant_json", Text),  # what it was granted, its environment too; empty once it has ended
     Column("expires_at", Float),
     Column("last_used_at", Float),  # written now and then
+    Column("used_in_boot", String(36)),  # boot of the machine whose calls may not be on the disk yet; NULL: all are
+    Column("successor", String(64)),  # the session that has the workspace of this one, which ended
     Index("sessions_ended_at", "ended_at"),
 )
 

@@ -218,6 +218,21 @@ async def test_a_call_whose_session_vanished_under_it_is_asked_for_and_told_trut
     assert server.sessions["s-2"] == {"before.txt": b"before"}
 
 
+async def test_a_call_that_a_server_forgot_with_its_machine_is_unknown_and_not_sent_again(
+    agent: Agent, server: FakeToolServer
+) -> None:
+    await agent.call("peek")
+    server.fault(*POST, "drop_after")
+    server.answer_with("GET", "/v1/calls/", refusal(404, "call_not_found"))
+    lost = refusal(410, "session_gone", cause="node_lost", successor="s-9", effects="possible")
+    server.answer_with("GET", "/v1/sessions/s-1", lost)
+    server.end_session("s-1", "node_lost")
+    sent = len(server.sent(*POST))
+    outcome = await agent.call(key="t1/a1/actor/s2/c0")
+    assert (outcome.kind, outcome.executed) == (OutcomeKind.UNKNOWN, "possible")
+    assert len(server.sent(*POST)) == sent + 1
+
+
 async def test_a_call_that_was_done_before_its_session_vanished_keeps_its_outcome(
     agent: Agent, server: FakeToolServer
 ) -> None:
