@@ -1,4 +1,4 @@
-"""Build the tool images: the base, then each on top of it. What is up to date is left alone, without a network."""
+"""Build the images that come with Toolcrib: the base, then each on top of it. What is up to date is left alone, without a network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import IO, Literal
 
 from toolserver.images.debian_base import REFERENCE as DEBIAN_REFERENCE
 from toolserver.images.debian_base import cache_dir, debian_tarball
-from toolserver.images.definition import ImageBuildError, ImageDefinition, base_definition, tool_definitions
+from toolserver.images.definition import ImageBuildError, ImageDefinition, base_definition, definitions
 from toolserver.images.engine import ImageEngine, Progress
 from toolserver.images.wheels import cached_wheels
 
@@ -43,21 +43,21 @@ def build_images(
     progress: Progress = lambda _: None,
 ) -> list[BuiltImage]:
     """Build `names` (none: all) and the base they need. `base`: an image with Python 3 to stand on. Raises ImageBuildError."""
-    tools = tool_definitions()
-    unknown = sorted(set(names) - {*tools, "base"})
+    known = definitions()
+    unknown = sorted(set(names) - {*known, "base"})
     if unknown:
-        raise ImageBuildError(f"There is no image {', '.join(unknown)}. There are: base, {', '.join(tools)}.")
-    wanted = [tools[name] for name in tools if not names or name in names]
+        raise ImageBuildError(f"There is no image {', '.join(unknown)}. There are: base, {', '.join(known)}.")
+    wanted = [known[name] for name in known if not names or name in names]
     with ImageEngine(docker_host) as engine:
         built = [_base(engine, base, progress)]
-        built += [_tool(engine, definition, progress) for definition in wanted]
+        built += [_on_base(engine, definition, progress) for definition in wanted]
     return built
 
 
 def missing_images(docker_host: str | None = None) -> list[str]:
     """Names of the images that the engine does not have in this version. Raises ImageBuildError when none answers."""
     with ImageEngine(docker_host) as engine:
-        return [name for name, definition in tool_definitions().items() if engine.image(definition.tagged) is None]
+        return [name for name, definition in definitions().items() if engine.image(definition.tagged) is None]
 
 
 def _base(engine: ImageEngine, asked: str | None, progress: Progress) -> BuiltImage:
@@ -84,14 +84,16 @@ def _stand_on(engine: ImageEngine, asked: str | None, progress: Progress) -> str
     return DEBIAN_REFERENCE
 
 
-def _tool(engine: ImageEngine, definition: ImageDefinition, progress: Progress) -> BuiltImage:
+def _on_base(engine: ImageEngine, definition: ImageDefinition, progress: Progress) -> BuiltImage:
     started, base = time.monotonic(), base_definition().tagged
     base_id = (engine.image(base) or {}).get("Id", "")
     inputs = f"{definition.digest()}-{base_id.removeprefix('sha256:')[:12]}"
     if engine.labels(definition.tagged).get(INPUTS) == inputs:
         return BuiltImage(definition.name, definition.tagged, "up_to_date", _since(started))
-    python, machine = engine.run(base, ASK_PYTHON).split()
-    wheels = cached_wheels(definition.requirements, python, machine, cache_dir() / "wheels", progress)
+    wheels = None
+    if definition.requirements:
+        python, machine = engine.run(base, ASK_PYTHON).split()
+        wheels = cached_wheels(definition.requirements, python, machine, cache_dir() / "wheels", progress)
     with _context(definition, wheels) as context:
         engine.build(context, definition.tagged, {"BASE": base}, {INPUTS: inputs}, progress)
     return BuiltImage(definition.name, definition.tagged, "built", _since(started))

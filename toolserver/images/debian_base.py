@@ -16,7 +16,10 @@ from toolserver.images.engine import Progress
 
 SUITE = "bookworm"
 REFERENCE = f"toolcrib/debian:{SUITE}"
-PACKAGES = ("python3", "ca-certificates", "file", "gawk", "git", "less", "procps", "tzdata")
+PACKAGES = (
+    *("python3", "ca-certificates", "file", "gawk", "git", "less", "procps", "tzdata"),
+    *("busybox-static", "tini"),  # what starts added images
+)
 KEEP_DAYS = 30  # then it is made anew, for Debian's security updates
 LEFT_OUT = (
     "var/cache/apt/*",

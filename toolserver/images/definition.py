@@ -1,4 +1,4 @@
-"""The tool images that come with Toolcrib: what goes into each, and a digest of it."""
+"""The images that come with Toolcrib, of tools and of what serves them: what goes into each, and a digest of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parents[2] / "sandbox_images"
-BASE_REFERENCE = "toolcrib/base"
+BASE_REFERENCE, LAUNCHER_REFERENCE = "toolcrib/base", "toolcrib/launcher"
 IN_IMAGE = "sandbox_images"  # below /opt/toolcrib
 
 
@@ -41,12 +41,12 @@ class ImageDefinition:
     def files(self) -> dict[str, Path]:
         """What the build context holds, by its name there."""
         found = {"Dockerfile": self.folder / "Dockerfile"}
-        # the base has no code of ours: so a change of it costs one small layer of each tool image
-        sources = (
-            []
-            if self.name == "base"
-            else [*self.folder.rglob("*"), *(SOURCES / "base").glob("*.py"), *SOURCES.glob("*.py")]
-        )
+        # the base has no code of ours: so a change of that costs one small layer of each image with Python code
+        sources: list[Path] = []
+        if self.name != "base":
+            sources += self.folder.rglob("*")
+            if any(self.folder.glob("*.py")):
+                sources += [*(SOURCES / "base").glob("*.py"), *SOURCES.glob("*.py")]
         for path in sorted(sources):
             if path.is_file() and path.name != "Dockerfile" and path.suffix not in (".pyc", ".md"):
                 found[f"{IN_IMAGE}/{path.relative_to(SOURCES).as_posix()}"] = path
@@ -63,6 +63,16 @@ class ImageDefinition:
 def base_definition() -> ImageDefinition:
     """The image that the others stand on."""
     return ImageDefinition("base", BASE_REFERENCE, SOURCES / "base")
+
+
+def launcher_definition() -> ImageDefinition:
+    """What is mounted in sandboxes of added images, to start them."""
+    return ImageDefinition("launcher", LAUNCHER_REFERENCE, SOURCES / "launcher")
+
+
+def definitions() -> dict[str, ImageDefinition]:
+    """All that are built on the base, by name."""
+    return {**tool_definitions(), "launcher": launcher_definition()}
 
 
 def tool_definitions() -> dict[str, ImageDefinition]:
