@@ -121,6 +121,18 @@ class Sandbox(ABC):
         """Let go of its stream and leave it running, for `attach`. The runtime forgets it. `remove` may still follow."""
 
 
+class CommandSandbox(Sandbox):
+    """A sandbox that runs one command: it is given its input once, and its end is what matters. It can't be attached again."""
+
+    @abstractmethod
+    async def end_input(self) -> None:
+        """Close the command's stdin. Raises SandboxGone."""
+
+    @abstractmethod
+    async def receive_both(self) -> tuple[bytes, bool]:
+        """The next bytes of stdout or stderr (at most 256 KiB), and whether they are of stderr; b"" at the end of both."""
+
+
 def refuse_foreign(spec: SandboxSpec, runtime: str) -> None:
     """For runtimes without an engine of images. Raises RequirementMissing."""
     if spec.foreign:
@@ -150,6 +162,12 @@ class SandboxRuntime(ABC):
         `secrets`: further environment of the program in a `foreign` one, which nobody sees who inspects it.
         Raises RequirementMissing for a `foreign` one where only images of the project run.
         """
+
+    async def run(self, spec: SandboxSpec, secrets: Mapping[str, str] | None = None) -> CommandSandbox:
+        """As `start`, for the one command of a `foreign` image."""
+        del secrets
+        refuse_foreign(spec, self.name)
+        raise RequirementMissing(f"The runtime {self.name} runs no commands.")
 
     @abstractmethod
     async def attach(self, spec: SandboxSpec, handle: str) -> Sandbox:

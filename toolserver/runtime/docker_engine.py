@@ -100,6 +100,12 @@ class DockerEngine:
             # ValueError: an answer that is not the JSON it should be
             raise RuntimeUnavailable(NOT_ANSWERING) from problem
 
+    async def image(self, reference: str) -> dict[str, Any]:
+        """What the engine tells of an image, by name or id. Raises NotInEngine, Refused, RuntimeUnavailable."""
+        # the SDK's function has no annotations
+        found: dict[str, Any] = await self.call(lambda client: client.inspect_image(reference))  # type: ignore[no-untyped-call]
+        return found
+
     async def create(self, request: dict[str, Any], name: str) -> str:
         """Create a container from the engine's own form of request; its id, which stays when somebody renames it."""
         # the SDK's function has no annotations

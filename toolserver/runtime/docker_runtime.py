@@ -9,15 +9,16 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import docker
 
-from toolserver.errors import RequirementMissing, RuntimeUnavailable
+from toolserver.errors import ImageUnusable, RequirementMissing, RuntimeUnavailable
 from toolserver.runtime.base import (
+    CommandSandbox,
     Inventory,
     Limits,
     Sandbox,
@@ -30,13 +31,15 @@ from toolserver.runtime.base import (
 )
 from toolserver.runtime.docker_disk import StillInUse, WorkspaceVolumes
 from toolserver.runtime.docker_engine import NOT_ANSWERING, DockerEngine, NotInEngine, Refused
-from toolserver.runtime.docker_sandbox import Containers, DockerSandbox, end_of
+from toolserver.runtime.docker_launcher import ROLE, Launcher, begin, read_config
+from toolserver.runtime.docker_sandbox import Containers, DockerCommand, DockerSandbox, end_of
 from toolserver.runtime.docker_stream import AttachedStream
-from toolserver.runtime.hardening import SANDBOX_UID, create_request, pids_limit
+from toolserver.runtime.hardening import SANDBOX_UID, Foreign, create_request, pids_limit
 from toolserver.runtime.uninterrupted import uninterrupted
 from toolserver.settings import RuntimeSettings
 
 Result = TypeVar("Result")
+Made = TypeVar("Made", bound=DockerSandbox)
 SERVER, SANDBOX, WORKSPACE, IMAGE = "toolcrib.server", "toolcrib.sandbox", "toolcrib.workspace", "toolcrib.image"
 NO_GVISOR = (
     "the Docker engine has no gVisor runtime. Install runsc, add it to the engine's runtimes (docs/how-to/gvisor.md), or set "
@@ -79,6 +82,7 @@ class DockerRuntime(SandboxRuntime):
         self._choosing = asyncio.Lock()
         self._probe_name = f"probe-{secrets.token_hex(6)}"
         self._prefix = f"toolcrib-{checked_id(server_id)}"
+        self._launcher = Launcher(self.engine, self._prefix, {SERVER: server_id})
 
     async def open(self) -> None:
         try:
@@ -121,23 +125,30 @@ class DockerRuntime(SandboxRuntime):
     # -- sandboxes
 
     async def start(self, spec: SandboxSpec, secrets: Mapping[str, str] | None = None) -> Sandbox:
-        del secrets  # for foreign ones alone
-        if not self._info:
-            await self.check()
-        sandbox = await uninterrupted(self._start(spec), undo=lambda made: made.remove())
+        return await self._hold(self._start(spec, secrets or {}, DockerSandbox), spec)
+
+    async def run(self, spec: SandboxSpec, secrets: Mapping[str, str] | None = None) -> CommandSandbox:
+        return await self._hold(self._start(spec, secrets or {}, DockerCommand), spec)
+
+    async def _hold(self, starting: Coroutine[Any, Any, Made], spec: SandboxSpec) -> Made:
+        sandbox = await uninterrupted(starting, undo=lambda made: made.remove())
         self._sandboxes[spec.sandbox_id] = sandbox
         return sandbox
 
-    async def _start(self, spec: SandboxSpec) -> DockerSandbox:
+    async def _start(self, spec: SandboxSpec, secrets: Mapping[str, str], kind: type[Made]) -> Made:
+        if not self._info:
+            await self.check()
         await self._containers.remove_left_over()
         name = f"{self._prefix}-{checked_id(spec.sandbox_id)}"
         labels = {WORKSPACE: spec.workspace_id, SANDBOX: spec.sandbox_id, IMAGE: spec.image}
+        foreign = await self._foreign(spec, once=issubclass(kind, DockerCommand)) if spec.foreign else None
         request = create_request(
             spec,
             labels={SERVER: self._server_id, **labels},
             volume=None if spec.workspace == "none" else self._volume(spec.workspace_id),
             private_cgroup=self._has_cgroup_namespaces(),
             gvisor=self._gvisor,
+            foreign=foreign,
         )
         if spec.workspace != "none":
             await self._volumes.ready(self._volume(spec.workspace_id))
@@ -147,22 +158,29 @@ class DockerRuntime(SandboxRuntime):
             stream = await AttachedStream.over(await self.engine.attach(container))
             timeout_s = self._settings.start_timeout_s
             await self.engine.call(lambda client: client.start(container), timeout_s=timeout_s)
+            if foreign is not None:
+                await begin(spec, stream, secrets, timeout_s)
         except BaseException as problem:
             if stream is not None:
                 await stream.close()
             if isinstance(problem, Refused) and problem.status == 409:
                 raise RuntimeUnavailable("A sandbox of this name exists already.") from problem
-            if isinstance(problem, RuntimeUnavailable):
+            if isinstance(problem, RuntimeUnavailable) and not isinstance(problem, ImageUnusable):
                 self._containers.remember(name)  # asking again would only wait again
             else:
                 await self._containers.remove_or_remember(name)
             if isinstance(problem, (Refused, NotInEngine)):
+                self._launcher.doubt()
                 _log.warning(
                     "sandbox_not_started", extra={"fields": {"image": spec.image, "engine_said": str(problem)}}
                 )
-                raise RuntimeUnavailable(_why_not_started(spec, problem)) from problem
+                raise _why_not_started(spec, problem) from problem
             raise
-        return DockerSandbox(spec, self._containers, container, stream, self._forget)
+        return kind(spec, self._containers, container, stream, self._forget)
+
+    async def _foreign(self, spec: SandboxSpec, *, once: bool) -> Foreign:
+        config = await read_config(self.engine, spec)
+        return Foreign(config.command, await self._launcher.volume(), config.scratch, once=once)
 
     async def attach(self, spec: SandboxSpec, handle: str) -> Sandbox:
         sandbox = await uninterrupted(self._attach(spec, handle), undo=lambda found: found.release())
@@ -242,7 +260,7 @@ class DockerRuntime(SandboxRuntime):
         mine = {"label": f"{SERVER}={self._server_id}"}
         containers = await self._ask(lambda client: client.containers(all=True, filters=mine))
         volumes = (await self._ask(lambda client: client.volumes(filters=mine))).get("Volumes") or []
-        names = {volume["Name"] for volume in volumes}.union(
+        names = {volume["Name"] for volume in volumes if ROLE not in (volume.get("Labels") or {})}.union(
             await asyncio.to_thread(self._volumes.disks.workspace_ids)  # also those without their volumes
         )
         start = f"{self._prefix}-"
@@ -313,8 +331,9 @@ class DockerRuntime(SandboxRuntime):
         for sandbox in list(self._sandboxes.values()):
             await sandbox.remove()
         self._sandboxes.clear()
-        with contextlib.suppress(RuntimeUnavailable):
+        with contextlib.suppress(RuntimeUnavailable, Refused):
             await self._containers.remove_left_over()
+            await self._launcher.clear()
         self.engine.close()
 
 
@@ -322,9 +341,16 @@ def _labels(found: list[dict[str, Any]], label: str) -> frozenset[str]:
     return frozenset(value for one in found if (value := (one.get("Labels") or {}).get(label)) is not None)
 
 
-def _why_not_started(spec: SandboxSpec, problem: Exception) -> str:
+def _why_not_started(spec: SandboxSpec, problem: Exception) -> RuntimeUnavailable:
+    if spec.foreign:  # what the engine says is of the image: it has no path of ours
+        told = str(problem).strip().splitlines()
+        return ImageUnusable(f"The image {spec.image} can't be run: {told[0][:500] if told else 'the engine says no'}")
     if isinstance(problem, NotInEngine):
-        return f"The Docker engine has no image {spec.reference}. Build it: toolserver images build"
+        return RuntimeUnavailable(f"The Docker engine has no image {spec.reference}. Build it: toolserver images build")
     if isinstance(problem, Refused) and problem.status == 400:
-        return f"The Docker engine could not start the image {spec.image}: its command or a limit does not work there."
-    return f"The Docker engine could not start a sandbox of the image {spec.image}. The server's log says why."
+        return RuntimeUnavailable(
+            f"The Docker engine could not start the image {spec.image}: its command or a limit does not work there."
+        )
+    return RuntimeUnavailable(
+        f"The Docker engine could not start a sandbox of the image {spec.image}. The server's log says why."
+    )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from toolserver.errors import RuntimeUnavailable
-from toolserver.runtime.base import Sandbox, SandboxEnd, SandboxSpec
+from toolserver.runtime.base import CommandSandbox, Sandbox, SandboxEnd, SandboxSpec
 from toolserver.runtime.docker_engine import DockerEngine, NotInEngine, Refused
 from toolserver.runtime.docker_stream import AttachedStream
 from toolserver.runtime.uninterrupted import uninterrupted
@@ -22,9 +22,9 @@ class Containers:
         self._left_over: set[str] = set()  # that could not be removed when the engine was away
 
     async def remove(self, name: str) -> None:
-        """Its volumes stay. No error when it is gone. Raises RuntimeUnavailable, Refused."""
+        """Its volumes stay but for those without a name. No error when it is gone. Raises RuntimeUnavailable, Refused."""
         with contextlib.suppress(NotInEngine):
-            await self.engine.call(lambda client: client.remove_container(name, v=False, force=True))
+            await self.engine.call(lambda client: client.remove_container(name, v=True, force=True))
 
     def remember(self, name: str) -> None:
         """It is removed later."""
@@ -43,7 +43,10 @@ class Containers:
 
 
 class DockerSandbox(Sandbox):
-    """One container, attached. `forget` is called with it when it is removed, or released to the next server."""
+    """One container, attached. `forget` is called with it when it is removed, or released to the next server.
+
+    `beside`: another one, by name or id, that goes with it.
+    """
 
     def __init__(
         self,
@@ -52,9 +55,12 @@ class DockerSandbox(Sandbox):
         container: str,
         stream: AttachedStream,
         forget: Callable[[Sandbox], None],
+        *,
+        beside: str | None = None,
     ) -> None:
         self.spec, self.handle = spec, container
         self._containers, self._container, self._stream, self._forget = containers, container, stream, forget
+        self._beside = beside
         self._killed = False
         self._end: SandboxEnd | None = None
         self._removing = asyncio.Lock()
@@ -85,7 +91,7 @@ class DockerSandbox(Sandbox):
         async with self._removing:
             if self._end is None:
                 try:
-                    self._end = await uninterrupted(self._remove())
+                    self._end = await uninterrupted(self._remove_both())
                     self._forget(self)
                 finally:
                     await self._stream.close()
@@ -94,6 +100,12 @@ class DockerSandbox(Sandbox):
     async def release(self) -> None:
         self._forget(self)
         await self._stream.close()
+
+    async def _remove_both(self) -> SandboxEnd:
+        end = await self._remove()
+        if self._beside is not None:  # after the one that uses its network
+            await self._containers.remove_or_remember(self._beside)
+        return end
 
     async def _remove(self) -> SandboxEnd:
         log = self._stream.log
@@ -131,6 +143,16 @@ class DockerSandbox(Sandbox):
         found = await self._containers.engine.call(lambda client: client.inspect_container(self._container))
         state: dict[str, Any] = found["State"]
         return state
+
+
+class DockerCommand(DockerSandbox, CommandSandbox):
+    """One command in a container of its own."""
+
+    async def end_input(self) -> None:
+        await self._stream.end_input()
+
+    async def receive_both(self) -> tuple[bytes, bool]:
+        return await self._stream.receive_both()
 
 
 def end_of(state: dict[str, Any], *, killed: bool, log: str) -> SandboxEnd:

@@ -20,6 +20,7 @@ class AttachedStream:
         self._reader, self._writer = reader, writer
         self._reading, self._writing = asyncio.Lock(), asyncio.Lock()
         self._left, self._to_stderr = 0, False  # of the frame that is being read
+        self._ahead = b""  # of stdout, read already
         self._ended = False
         self.finished = False  # the container closed it, not we
         self.log = LogTail()
@@ -53,11 +54,37 @@ class AttachedStream:
     async def receive(self) -> bytes:
         """The next bytes of stdout, b"" at the end."""
         async with self._reading:
+            if self._ahead:
+                ahead, self._ahead = self._ahead, b""
+                return ahead
             while not self._ended:
-                data = await self._next()
-                if data:
+                data, to_stderr = await self._next()
+                if data and not to_stderr:
                     return data
             return b""
+
+    async def receive_both(self) -> tuple[bytes, bool]:
+        """The next bytes of either, and whether they are of stderr; b"" at the end."""
+        async with self._reading:
+            if self._ahead:
+                ahead, self._ahead = self._ahead, b""
+                return ahead, False
+            while not self._ended:
+                data, to_stderr = await self._next()
+                if data:
+                    return data, to_stderr
+            return b"", False
+
+    async def line(self, limit: int) -> bytes:
+        """The first line of stdout, or what there is of it at the end or after `limit` bytes. What follows comes by `receive`."""
+        line = b""
+        while b"\n" not in line and len(line) < limit:
+            data = await self.receive()
+            if not data:
+                break
+            line += data
+        line, _, self._ahead = line.partition(b"\n")
+        return line
 
     async def drain(self) -> None:
         """Read and drop all until the end, so that the engine can end a container whose stream is full."""
@@ -65,14 +92,23 @@ class AttachedStream:
             while not self._ended:
                 await self._next()
 
-    async def _next(self) -> bytes:
-        """The next piece of stdout, b"" for a piece of stderr and at the end."""
+    async def end_input(self) -> None:
+        """Close its stdin: an engine tells the program so where the container was made for one input."""
+        async with self._writing:
+            try:
+                await self._writer.drain()
+                self._writer.write_eof()
+            except (OSError, RuntimeError) as broken:
+                raise SandboxGone("The sandbox's stream broke.") from broken
+
+    async def _next(self) -> tuple[bytes, bool]:
+        """The next piece and whether it is of stderr; b"" between pieces and at the end."""
         try:
             if self._left == 0:
                 header = await self._reader.readexactly(8)
                 self._to_stderr = header[0] == _STDERR
                 self._left = int.from_bytes(header[4:8], "big")
-                return b""
+                return b"", False
             data = await self._reader.read(min(self._left, CHUNK))
         except (OSError, asyncio.IncompleteReadError):
             data = b""
@@ -82,8 +118,7 @@ class AttachedStream:
         self._left -= len(data)
         if self._to_stderr:
             self.log.feed(data)
-            return b""
-        return data
+        return data, self._to_stderr
 
     def abort(self) -> None:
         """Close at once; a waiting `send` raises SandboxGone, `receive` gives b""."""

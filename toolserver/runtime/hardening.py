@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from toolserver.runtime.base import Limits, SandboxSpec
+from toolserver.runtime.docker_launcher import MOUNTED_AT, launch_command
 
 SANDBOX_UID = 10001
 WORKSPACE = "/workspace"
@@ -52,6 +54,21 @@ def pids_limit(limits: Limits, *, gvisor: bool) -> int:
     return limits.pids + (GVISOR_THREADS if gvisor else 0)
 
 
+@dataclass(frozen=True)
+class Foreign:
+    """What the container of an added image needs beside its spec.
+
+    program: what the launcher runs. launcher: the volume with it. scratch: folders that get a tmpfs, since the image declares
+    them as volumes. beside: the container whose network it joins. once: it is given one input, and ends.
+    """
+
+    program: tuple[str, ...]
+    launcher: str
+    scratch: tuple[str, ...] = ()
+    beside: str | None = None
+    once: bool = False
+
+
 def create_request(
     spec: SandboxSpec,
     *,
@@ -59,16 +76,18 @@ def create_request(
     volume: str | None,
     private_cgroup: bool = True,
     gvisor: str | None = None,
+    foreign: Foreign | None = None,
 ) -> dict[str, Any]:
     """The body of the engine's `POST /containers/create`.
 
     `volume` is the session's workspace, None when the spec wants none. `private_cgroup`: false for engines without
-    cgroup namespaces. `gvisor`: the engine's runtime of that name, in place of its own.
+    cgroup namespaces. `gvisor`: the engine's runtime of that name, in place of its own. `foreign`: for added images, which are
+    held to all that ours are held to.
     """
     body: dict[str, Any] = {
         "Image": spec.reference,
         "User": f"{SANDBOX_UID}:{SANDBOX_UID}",
-        "Env": [f"{name}={value}" for name, value in sorted({**thread_env(spec.limits), **spec.env}.items())],
+        "Env": environment({**thread_env(spec.limits), **spec.env}),
         "Labels": dict(labels),
         "Hostname": "sandbox",
         "OpenStdin": True,
@@ -82,11 +101,45 @@ def create_request(
         "StopSignal": "SIGKILL",
         "HostConfig": _host_config(spec, volume, private_cgroup=private_cgroup, gvisor=gvisor),
     }
+    if foreign is not None:
+        _make_foreign(body, spec, foreign)
+        return body
     if spec.command:
         body["Entrypoint"], body["Cmd"] = list(spec.command), []
     if volume is not None:
         body["WorkingDir"] = WORKSPACE
     return body
+
+
+def _make_foreign(body: dict[str, Any], spec: SandboxSpec, foreign: Foreign) -> None:
+    """It is begun by the launcher, whose environment is the image's own; HOME is a folder that can be written."""
+    body["Entrypoint"], body["Cmd"] = launch_command(foreign.program), []
+    body["StdinOnce"] = foreign.once
+    body["Env"] = environment({"HOME": "/tmp", **thread_env(spec.limits), **spec.env})  # noqa: S108 - inside the sandbox
+    if spec.working_dir is not None:
+        body["WorkingDir"] = spec.working_dir
+    host: dict[str, Any] = body["HostConfig"]
+    host["Mounts"].append({"Type": "volume", "Source": foreign.launcher, "Target": MOUNTED_AT, "ReadOnly": True})
+    taken = {mount["Target"] for mount in host["Mounts"]}.union(host["Tmpfs"])
+    scratch = [folder for folder in foreign.scratch if folder.rstrip("/") not in taken]
+    size = scratch_mb(spec.limits, len(scratch)) * MIB
+    # a volume without a name has no bound, and stays behind
+    host["Mounts"] += [
+        {"Type": "tmpfs", "Target": folder, "TmpfsOptions": {"SizeBytes": size, "Mode": 0o1777}} for folder in scratch
+    ]
+    if foreign.beside is not None:
+        host["NetworkMode"] = f"container:{foreign.beside}"
+        del body["Hostname"]  # it has that of the other one
+
+
+def environment(variables: Mapping[str, str]) -> list[str]:
+    """In the engine's form."""
+    return [f"{name}={value}" for name, value in sorted(variables.items())]
+
+
+def scratch_mb(limits: Limits, folders: int) -> int:
+    """Size of each tmpfs of an image's own, as `tmp_mb`: all together within an eighth of the memory."""
+    return max(1, min(64, limits.memory_mb // 8) // max(1, folders))
 
 
 def _host_config(spec: SandboxSpec, volume: str | None, *, private_cgroup: bool, gvisor: str | None) -> dict[str, Any]:
