@@ -1,0 +1,61 @@
+"""Images that know nothing of Toolcrib, built by the engine for one test module."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import docker
+
+from toolserver.images.definition import base_definition
+
+BASE = base_definition().tagged
+
+
+class ForeignImages:
+    """Builds images of a Dockerfile's lines each, which `FROM base` and `FROM scratch` may begin; forgets them at the end."""
+
+    def __init__(self, client: docker.APIClient) -> None:
+        self._client = client
+        self._made: list[str] = []
+
+    def build(self, *lines: str, network: bool = False) -> str:
+        """The image's id."""
+        text = "\n".join(lines).replace("FROM base", f"FROM {BASE}").encode()
+        context = io.BytesIO()
+        with tarfile.open(fileobj=context, mode="w") as tar:
+            member = tarfile.TarInfo("Dockerfile")
+            member.size = len(text)
+            tar.addfile(member, io.BytesIO(text))
+        context.seek(0)
+        mode = "host" if network else "none"
+        said = list(
+            self._client.build(
+                fileobj=context, custom_context=True, rm=True, forcerm=True, decode=True, network_mode=mode
+            )
+        )
+        problems = [line["error"] for line in said if "error" in line]
+        assert not problems, problems
+        image_id = str(next(line["aux"]["ID"] for line in reversed(said) if "aux" in line))
+        self._made.append(image_id)
+        return image_id
+
+    def forget(self) -> None:
+        for image_id in self._made:
+            try:
+                self._client.remove_image(image_id, force=True)
+            except docker.errors.APIError:
+                continue  # another one stands on it, or has it for its own
+
+
+@contextmanager
+def foreign_images() -> Iterator[ForeignImages]:
+    client = docker.APIClient(version="auto", timeout=300)
+    images = ForeignImages(client)
+    try:
+        yield images
+    finally:
+        images.forget()
+        client.close()
