@@ -46,6 +46,31 @@ class BoxPlan:
     start_timeout_s: float
 
 
+def new_spec(plan: BoxPlan) -> SandboxSpec:
+    """Of one more sandbox: exactly the image that was approved, where one was."""
+    image = plan.image
+    return SandboxSpec(
+        sandbox_id=f"sbx_{secrets.token_hex(8)}",
+        workspace_id=plan.workspace_id,
+        image=image.name,
+        reference=image.digest or image.reference,
+        command=image.command,
+        limits=plan.limits,
+        workspace=image.workspace,
+        network=plan.network,
+        env=image.env,
+        foreign=image.origin == "added",
+        working_dir=image.working_dir,
+    )
+
+
+async def hidden_env(image: ToolImage) -> dict[str, str]:
+    """The secrets of an added image, read now. Raises SecretMissing."""
+    if image.origin != "added" or not image.secrets:
+        return {}
+    return await asyncio.to_thread(lambda: {name: source.read() for name, source in image.secrets.items()})
+
+
 @dataclass(frozen=True)
 class BoxServices:
     """What all boxes share. `background` owns starts under way, `starts` and `attaches` bound how many there are at a time.
@@ -76,6 +101,7 @@ class Box:
         self._changing = asyncio.Lock()
         self._lost: SandboxEnd | None = None  # an end that no call was told of yet
         self._closed = False
+        self._hidden: tuple[str, ...] = ()  # what must not stand in the log
         self._why_cold: str | None = "it was started at its first use"  # None: it came from the pool
         if earlier is not None:
             self._why_cold = earlier.why_cold
@@ -279,24 +305,14 @@ class Box:
         return {"session_id": self.plan.session_id, "image": self.plan.image.name}
 
     def _tail(self, end: SandboxEnd) -> str:
-        """The last words of a sandbox for the log, without what the session's environment holds."""
-        return without(self.plan.env.values(), end.log_tail)[-2000:]
+        """The last words of a sandbox for the log, without what the session's environment and the image's secrets hold."""
+        return without((*self.plan.env.values(), *self._hidden), end.log_tail)[-2000:]
 
     async def _start(self) -> ToolSandbox:
         plan, services = self.plan, self._services
         if self._generation and not await services.runtime.has_workspace(plan.workspace_id):
             raise RuntimeUnavailable("The session's workspace is lost.")  # the reconcile ends the session
-        spec = SandboxSpec(
-            sandbox_id=f"sbx_{secrets.token_hex(8)}",
-            workspace_id=plan.workspace_id,
-            image=plan.image.name,
-            reference=plan.image.reference,
-            command=plan.image.command,
-            limits=plan.limits,
-            workspace=plan.image.workspace,
-            network=plan.network,
-            env=plan.image.env,
-        )
+        spec = new_spec(plan)
         services.holdings.sandboxes.add(spec.sandbox_id)
         try:
             return await self._started(spec)
@@ -306,9 +322,11 @@ class Box:
 
     async def _started(self, spec: SandboxSpec) -> ToolSandbox:
         plan, services = self.plan, self._services
+        hidden = await hidden_env(plan.image)
         started = await start_sandbox(
-            services.runtime, services.starts, spec, plan.expected_tools, plan.start_timeout_s
+            services.runtime, services.starts, spec, plan.expected_tools, plan.start_timeout_s, hidden=hidden
         )
+        self._hidden = tuple(hidden.values())
         try:
             await started.bind(plan.env, plan.limits, services.terms.first, plan.start_timeout_s)
             await self._record(started)

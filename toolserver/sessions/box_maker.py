@@ -115,6 +115,9 @@ def _network(grant: Grant, image: ToolImage) -> Network:
 
 
 def _env(grant: Grant, image: ToolImage) -> dict[str, str]:
+    """What is bound late. Added images get nothing of the client's, which could turn their secrets over to it."""
+    if image.origin == "added":
+        return {}
     return {**grant.env, **{name: source.read() for name, source in image.secrets.items()}}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from toolserver.errors import RuntimeUnavailable
@@ -37,13 +37,22 @@ class Starts:
 
 
 async def start_sandbox(
-    runtime: SandboxRuntime, starts: Starts, spec: SandboxSpec, expected_tools: frozenset[str], timeout_s: float
+    runtime: SandboxRuntime,
+    starts: Starts,
+    spec: SandboxSpec,
+    expected_tools: frozenset[str],
+    timeout_s: float,
+    *,
+    hidden: Mapping[str, str] | None = None,
 ) -> ToolSandbox:
-    """Open up to its list of tools, bound to nobody. Raises RuntimeUnavailable: then nothing is left of it."""
+    """Open up to its list of tools, bound to nobody. Raises RuntimeUnavailable: then nothing is left of it.
+
+    `hidden`: the secrets of an added image.
+    """
     async with starts.turn():
         try:
             async with asyncio.timeout(timeout_s * 2):
-                started = ToolSandbox(await runtime.start(spec))
+                started = ToolSandbox(await runtime.start(spec, hidden))
         except TimeoutError as problem:
             raise RuntimeUnavailable(f"A sandbox of the image {spec.image} did not start in time.") from problem
         try:
@@ -53,7 +62,7 @@ async def start_sandbox(
             tail = {
                 "image": spec.image,
                 "cause": end.cause,
-                "log_tail": without(spec.env.values(), end.log_tail)[-2000:],
+                "log_tail": without((*spec.env.values(), *(hidden or {}).values()), end.log_tail)[-2000:],
             }
             _log.warning("sandbox_start_failed", extra={"fields": tail})
             raise

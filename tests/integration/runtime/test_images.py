@@ -8,7 +8,7 @@ import pytest
 
 from toolserver.images import build
 from toolserver.images.build import build_images, missing_images
-from toolserver.images.definition import ImageBuildError, base_definition, tool_definitions
+from toolserver.images.definition import ImageBuildError, base_definition, launcher_definition, tool_definitions
 from toolserver.images.engine import ImageEngine
 from toolserver.images.wheels import cached_wheels
 
@@ -22,6 +22,7 @@ def test_every_tool_image_has_what_its_build_needs() -> None:
         assert "sandbox_images/base/mcp_stdio.py" in files
         assert definition.requirements
     assert list(base_definition().files()) == ["Dockerfile"]
+    assert set(launcher_definition().files()) == {"Dockerfile", "sandbox_images/launcher/launch.sh"}
 
 
 def test_a_digest_changes_with_any_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
