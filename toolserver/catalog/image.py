@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from jsonschema.protocols import Validator
 
+from toolserver.catalog.cli_template import CliTemplate
 from toolserver.catalog.schema import compile_schema
 from toolserver.catalog.secret import HeaderSecret, SecretSource
 from toolserver.egress.policy import EgressPolicy
@@ -67,7 +68,7 @@ class ToolImage:
     `builtin` images come with the server and speak its extension, `added` ones run as they are. scope: `shared` sandboxes
     serve all sessions of a tenant. env is fixed at start and visible to whoever may inspect the sandbox. secrets are not in
     it: variables whose values are read when a sandbox starts and are neither logged nor shown. deadline_s: the most for a
-    call of its tools. retry: `idempotent` tools may be repeated by the server. era: the MCP era that it was found to speak.
+    call of its tools. cli: of `kind` cli, by the tool's own name. retry: `idempotent` tools may be repeated by the server. era: the MCP era that it was found to speak.
     """
 
     name: str
@@ -89,3 +90,4 @@ class ToolImage:
     deadline_s: float | None = None
     retry: Literal["never", "idempotent"] = "never"
     era: str | None = None
+    cli: Mapping[str, CliTemplate] = field(default_factory=dict)
