@@ -32,6 +32,8 @@ def _problem(schema: dict[str, Any], value: Any) -> str | None:
             return "must not be empty"
         if len(value) > schema.get("maxLength", len(value)):
             return f"must have at most {schema['maxLength']} characters"
+        if "enum" in schema and value not in schema["enum"]:
+            return f"must be one of {', '.join(schema['enum'])}"
         if "pattern" in schema and not re.search(schema["pattern"], value):
             return f"must match {schema['pattern']}"
     elif not isinstance(value, bool):

@@ -17,6 +17,7 @@ from sandbox_images.base.call_memory import CallMemory
 from sandbox_images.base.call_tasks import CallTasks, MakeTools
 from sandbox_images.base.door import Door
 from sandbox_images.base.lease import Lease
+from sandbox_images.base.orphans import reap_orphans
 from sandbox_images.base.pipe_writer import PipeWriter
 from sandbox_images.base.pollable import pollable
 
@@ -53,6 +54,7 @@ async def _serve(image: ToolServer) -> None:
     server = Server(image, writer, lease)
     reading = asyncio.create_task(_read(reader, writer, server, lease))
     waiting = asyncio.create_task(over.wait())
+    reaping = asyncio.create_task(reap_orphans()) if os.getpid() == 1 else None
     try:
         done, _ = await asyncio.wait([reading, waiting], return_when=asyncio.FIRST_COMPLETED)
         for task in done:
@@ -61,6 +63,8 @@ async def _serve(image: ToolServer) -> None:
         reading.cancel()
         waiting.cancel()
         await asyncio.gather(reading, waiting, return_exceptions=True)
+        if reaping is not None:
+            reaping.cancel()
         await server.close()
 
 

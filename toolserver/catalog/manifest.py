@@ -53,6 +53,7 @@ class _ImageFile(BaseModel):
     workspace: Literal["none", "ro", "rw"]
     egress: Literal["none", "open"] = "none"
     start: Literal["eager", "lazy"] = "lazy"
+    optional: bool = False  # what `images build` does with it
     env: dict[str, str] = Field(default_factory=dict)
     limits: _LimitsPart = Field(default_factory=_LimitsPart)
 

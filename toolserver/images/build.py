@@ -14,7 +14,16 @@ from typing import IO, Literal
 
 from toolserver.images.debian_base import REFERENCE as DEBIAN_REFERENCE
 from toolserver.images.debian_base import cache_dir, debian_tarball
-from toolserver.images.definition import ImageBuildError, ImageDefinition, base_definition, definitions
+    """Build `names` (none: all, the optional ones too where `optional`) and the base they need.
+
+    `base`: an image with Python 3 to stand on. Raises ImageBuildError.
+    """
+    known = definitions()
+    unknown = sorted(set(names) - {*known, "base"})
+    if unknown:
+        raise ImageBuildError(f"There is no image {', '.join(unknown)}. There are: base, {', '.join(known)}.")
+    usual = [name for name, definition in known.items() if optional or not definition.optional]
+    wanted = [known[name] for name in (known if names else usual) if not names or name in names]
 from toolserver.images.engine import ImageEngine, Progress
 from toolserver.images.wheels import cached_wheels
 
@@ -38,16 +47,30 @@ class BuiltImage:
 def build_images(
     names: Sequence[str] = (),
     *,
+    optional: bool = False,
     base: str | None = None,
     docker_host: str | None = None,
     progress: Progress = lambda _: None,
 ) -> list[BuiltImage]:
+<<<<<<< HEAD
     """Build `names` (none: all) and the base they need. `base`: an image with Python 3 to stand on. Raises ImageBuildError."""
     known = definitions()
     unknown = sorted(set(names) - {*known, "base"})
     if unknown:
         raise ImageBuildError(f"There is no image {', '.join(unknown)}. There are: base, {', '.join(known)}.")
     wanted = [known[name] for name in known if not names or name in names]
+=======
+    """Build `names` (none: all, the optional ones too where `optional`) and the base they need.
+
+    `base`: an image with Python 3 to stand on. Raises ImageBuildError.
+    """
+    tools = tool_definitions()
+    unknown = sorted(set(names) - {*tools, "base"})
+    if unknown:
+        raise ImageBuildError(f"There is no image {', '.join(unknown)}. There are: base, {', '.join(tools)}.")
+    usual = [name for name, definition in tools.items() if optional or not definition.optional]
+    wanted = [tools[name] for name in (tools if names else usual) if not names or name in names]
+>>>>>>> a0bc6c3 (Headless Chromium as tools: open, click, type, select, scroll, read, screenshot, download)
     with ImageEngine(docker_host) as engine:
         built = [_base(engine, base, progress)]
         built += [_on_base(engine, definition, progress) for definition in wanted]
@@ -55,9 +78,17 @@ def build_images(
 
 
 def missing_images(docker_host: str | None = None) -> list[str]:
-    """Names of the images that the engine does not have in this version. Raises ImageBuildError when none answers."""
+    """Names of the images that the engine does not have in this version, optional ones too.
+
+    Raises ImageBuildError when none answers.
+    """
     with ImageEngine(docker_host) as engine:
         return [name for name, definition in definitions().items() if engine.image(definition.tagged) is None]
+
+
+def optional_images() -> frozenset[str]:
+    """Names of the images that are built only when they are asked for."""
+    return frozenset(name for name, definition in definitions().items() if definition.optional)
 
 
 def _base(engine: ImageEngine, asked: str | None, progress: Progress) -> BuiltImage:
@@ -66,7 +97,7 @@ def _base(engine: ImageEngine, asked: str | None, progress: Progress) -> BuiltIm
     if labels.get(INPUTS) == definition.digest() and asked in (None, labels.get(MADE_FROM)):
         return BuiltImage("base", definition.tagged, "up_to_date", _since(started), f"from {labels.get(MADE_FROM)}")
     reference = _stand_on(engine, asked, progress)
-    with _context(definition, None) as context:
+    with _context(definition) as context:
         labels = {INPUTS: definition.digest(), MADE_FROM: reference}
         engine.build(context, definition.tagged, {"BASE": reference}, labels, progress)
     return BuiltImage("base", definition.tagged, "built", _since(started), f"from {reference}")
@@ -90,17 +121,28 @@ def _on_base(engine: ImageEngine, definition: ImageDefinition, progress: Progres
     inputs = f"{definition.digest()}-{base_id.removeprefix('sha256:')[:12]}"
     if engine.labels(definition.tagged).get(INPUTS) == inputs:
         return BuiltImage(definition.name, definition.tagged, "up_to_date", _since(started))
+<<<<<<< HEAD
     wheels = None
     if definition.requirements:
         python, machine = engine.run(base, ASK_PYTHON).split()
         wheels = cached_wheels(definition.requirements, python, machine, cache_dir() / "wheels", progress)
     with _context(definition, wheels) as context:
+=======
+    python, machine = engine.run(base, ASK_PYTHON).split()
+    wheels = debs = None
+    if definition.requirements:
+        wheels = cached_wheels(definition.requirements, python, machine, cache_dir() / "wheels", progress)
+    if definition.debian_packages and engine.labels(base).get(MADE_FROM) == DEBIAN_REFERENCE:
+        status = engine.run(base, ASK_STATUS)  # that base was made since the engine reaches no registry
+        debs = cached_debs(definition.debian_packages, status, cache_dir() / "debs", progress)
+    with _context(definition, wheels, debs) as context:
+>>>>>>> a0bc6c3 (Headless Chromium as tools: open, click, type, select, scroll, read, screenshot, download)
         engine.build(context, definition.tagged, {"BASE": base}, {INPUTS: inputs}, progress)
     return BuiltImage(definition.name, definition.tagged, "built", _since(started))
 
 
 @contextmanager
-def _context(definition: ImageDefinition, wheels: Path | None) -> Iterator[IO[bytes]]:
+def _context(definition: ImageDefinition, wheels: Path | None = None, debs: Path | None = None) -> Iterator[IO[bytes]]:
     """The build context as a tar, without owner or time of this machine."""
     with tempfile.TemporaryFile() as out:
         with tarfile.open(fileobj=out, mode="w") as tar:
@@ -108,6 +150,10 @@ def _context(definition: ImageDefinition, wheels: Path | None) -> Iterator[IO[by
                 _add(tar, name, path.read_bytes())
             for wheel in sorted(wheels.iterdir()) if wheels else ():
                 _add(tar, f"wheels/{wheel.name}", wheel.read_bytes())
+            if definition.debian_packages:
+                _add(tar, "debs/packages.txt", "\n".join(definition.debian_packages).encode())
+            for package in sorted(debs.iterdir()) if debs else ():
+                _add(tar, f"debs/{package.name}", package.read_bytes())
         out.seek(0)
         yield out
 

@@ -19,11 +19,12 @@ class ImageBuildError(Exception):
 
 @dataclass(frozen=True)
 class ImageDefinition:
-    """`folder` holds the Dockerfile and the image's own modules; `reference` has no tag."""
+    """`folder` holds the Dockerfile and the image's own modules; `reference` has no tag. `optional`: built only when asked for."""
 
     name: str
     reference: str
     folder: Path
+    optional: bool = False
 
     @property
     def tagged(self) -> str:
@@ -32,11 +33,12 @@ class ImageDefinition:
     @property
     def requirements(self) -> list[str]:
         """Python packages that go into it, as pip takes them."""
-        listed = self.folder / "requirements.txt"
-        if not listed.is_file():
-            return []
-        lines = (line.split("#")[0].strip() for line in listed.read_text("utf-8").splitlines())
-        return [line for line in lines if line]
+        return _listed(self.folder / "requirements.txt")
+
+    @property
+    def debian_packages(self) -> list[str]:
+        """Debian packages that go into it, beside those of the base."""
+        return _listed(self.folder / "debian-packages.txt")
 
     def files(self) -> dict[str, Path]:
         """What the build context holds, by its name there."""
@@ -60,6 +62,13 @@ class ImageDefinition:
         return sha.hexdigest()[:24]
 
 
+def _listed(file: Path) -> list[str]:
+    if not file.is_file():
+        return []
+    lines = (line.split("#")[0].strip() for line in file.read_text("utf-8").splitlines())
+    return [line for line in lines if line]
+
+
 def base_definition() -> ImageDefinition:
     """The image that the others stand on."""
     return ImageDefinition("base", BASE_REFERENCE, SOURCES / "base")
@@ -81,5 +90,7 @@ def tool_definitions() -> dict[str, ImageDefinition]:
     for manifest in sorted(SOURCES.glob("*/image.toml")):
         table = tomllib.loads(manifest.read_text("utf-8"))
         if (manifest.parent / "Dockerfile").is_file():
-            found[table["name"]] = ImageDefinition(table["name"], table["reference"], manifest.parent)
+            found[table["name"]] = ImageDefinition(
+                table["name"], table["reference"], manifest.parent, bool(table.get("optional"))
+            )
     return found
