@@ -13,10 +13,10 @@ from sandbox_images.browser.addresses import host_and_port, openable
 from sandbox_images.browser.browser import Browser
 from sandbox_images.browser.devtools import CommandFailed, Unresponsive
 from sandbox_images.browser.picture import take
-from sandbox_images.browser.tab import Tab
+from sandbox_images.browser.tab import NAVIGATION_TIMEOUT_S, Tab
 from sandbox_images.browser.view import DEFAULT_CHARS, MAX_CHARS, View
 
-LOAD_S, ACTION_S = 20.0, 10.0
+LOAD_S, ACTION_S = 12.0, 10.0
 MAX_WAIT_S, DOWNLOAD_S = 60.0, 60.0
 _NOT_READABLE = ("application/pdf", "image/", "video/", "audio/")
 _PROBLEMS = {
@@ -166,6 +166,7 @@ async def tab(browser: Browser, arguments: dict[str, Any], progress: Progress) -
 
 
 async def _open_page(browser: Browser) -> Tab:
+    await browser.living()
     if browser.current is None and browser.lost is None:
         raise failed("No page is open. Use browser_open first.")
     page = await browser.page()
@@ -181,8 +182,10 @@ async def _go(browser: Browser, page: Tab, address: str) -> None:
         problem = await page.navigate(address)
     except Unresponsive as late:
         await page.stop()
-        raise failed(f"{address[:500]} did not answer within 30 s.") from late
+        raise failed(f"{address[:500]} did not answer within {NAVIGATION_TIMEOUT_S:.0f} s.") from late
     await page.settle(LOAD_S)
+    if page.crashed:
+        await browser.living()
     _raise_denied(page)
     if problem is None or (
         problem == "net::ERR_ABORTED" and (browser.downloads.begun > begun or page.answer is not None)
@@ -228,8 +231,8 @@ async def _acted(browser: Browser, page: Tab, arguments: dict[str, Any], said: s
 
 
 async def _seen(browser: Browser, arguments: dict[str, Any], said: str = "") -> View:
-    """The page that is shown now, as text."""
-    page = await browser.page()
+    """The page that is shown now, as text. Raises Gone when it has crashed."""
+    page = await browser.living() or await browser.page()
     _raise_denied(page)
     if page.url.partition(":")[0] not in ("http", "https", "about", "data", "blob"):
         address = page.url[:200]

@@ -14,7 +14,7 @@ from sandbox_images.browser import chromium
 from sandbox_images.browser.chromium import Chromium
 from sandbox_images.browser.devtools import CommandFailed, Gone, Unresponsive
 from sandbox_images.browser.downloads import Downloads
-from sandbox_images.browser.tab import Tab
+from sandbox_images.browser.tab import CLOSED, Tab
 
 MAX_TABS = 8
 MAX_POPUPS = 12  # of one call; a page that opens more is closed
@@ -36,6 +36,7 @@ class Browser:
         self._born = asyncio.Event()
         self.current: Tab | None = None
         self.downloads = Downloads(root, self._cancel_download)
+        self._last_words: list[str] = []  # of the page that went last
         self.lost: str | None = None  # why the pages of an earlier browser are gone, until somebody was told
 
     @property
@@ -45,6 +46,7 @@ class Browser:
     def begin(self) -> None:
         """A new call."""
         self._popups = 0
+        self._last_words.clear()
         for tab in self._tabs.values():
             tab.begin()
 
@@ -52,12 +54,20 @@ class Browser:
         """The tab that is shown; an empty one at first. Raises Ended when there can be none."""
         if self._chromium is None or not self._chromium.runs:
             await self._start()
-        if self.current is None or self.current.crashed:
-            if self.current is not None:
-                await self.drop(self.current)
+        while self.current is not None and self.current.crashed:
+            await self.drop(self.current)
+        if self.current is None:
             await self._new_tab()
         assert self.current is not None
         return self.current
+
+    async def living(self) -> Tab | None:
+        """The tab that is shown, None when none is. Raises Gone when its page has crashed; it is put away then."""
+        tab = self.current
+        if tab is not None and tab.crashed:
+            await self.drop(tab)
+            raise Gone
+        return tab
 
     def show(self, number: int) -> Tab:
         """Raises Ended when there is no such tab."""
@@ -78,6 +88,8 @@ class Browser:
 
     def why_gone(self) -> Outcome:
         """What to say when the page went while it was used."""
+        if self._last_words:
+            return Outcome("failed", " ".join(self._last_words))
         if self._chromium is not None and self._chromium.out_of_memory():
             return Outcome(
                 "oom",
@@ -171,7 +183,7 @@ class Browser:
         if len(self._tabs) >= MAX_TABS or (opener is not None and self._popups >= MAX_POPUPS):
             if opener is not None:
                 opener.note(f"The page opened more tabs than the {MAX_TABS} there may be; they were closed.")
-            self._spawn(self._close_target(str(info["targetId"])))
+            self._spawn(self._turn_away(session, str(info["targetId"])))
             return
         tab = Tab(self._next, str(info["targetId"]), session, self._chromium.devtools, self._spawn)
         self._next += 1
@@ -192,16 +204,23 @@ class Browser:
                 self.current = tab
         self._born.set()
 
-    async def _close_target(self, target: str) -> None:
-        with suppress(CommandFailed, Unresponsive, Gone):
-            assert self._chromium is not None
-            await self._chromium.devtools.ask("Target.closeTarget", {"targetId": target}, timeout_s=5)
+    async def _turn_away(self, session: str, target: str) -> None:
+        assert self._chromium is not None
+        ask = self._chromium.devtools.ask
+        for command in (
+            # one that waits to begin holds up all pages of its process
+            ask("Runtime.runIfWaitingForDebugger", session=session, timeout_s=5),
+            ask("Target.closeTarget", {"targetId": target}, timeout_s=5),
+        ):
+            with suppress(CommandFailed, Unresponsive, Gone):
+                await command
 
     def _forget(self, session: str) -> None:
         tab = self._tabs.pop(session, None)
         if tab is None:
             return
         tab.devtools.session_gone(session)
+        self._last_words = [note for note in tab.notes if note.endswith(CLOSED)]
         if self.current is tab:
             self.current = self.tabs[-1] if self._tabs else None
             if self.current is not None:

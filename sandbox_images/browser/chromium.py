@@ -73,7 +73,7 @@ class Chromium:
 
     @property
     def runs(self) -> bool:
-        return self._process.returncode is None
+        return self._process.returncode is None and self.devtools.is_open
 
     def out_of_memory(self) -> bool:
         """Whether the kernel ended a process for want of memory since the start or the last question."""

@@ -70,6 +70,10 @@ class DevTools:
         finally:
             self._waiting.pop(number, None)
 
+    @property
+    def is_open(self) -> bool:
+        return self._open
+
     def session_gone(self, session: str) -> None:
         """Nothing more will come from it: whoever waits is told."""
         for owner, answer in list(self._waiting.values()):

@@ -13,12 +13,13 @@ from typing import Any
 
 from sandbox_images.browser.devtools import CommandFailed, DevTools, Gone, Unresponsive
 
-SCRIPT_TIMEOUT_S, AFTER_INTERRUPT_S = 8.0, 4.0
-NAVIGATION_TIMEOUT_S = 30.0
+SCRIPT_TIMEOUT_S, AFTER_INTERRUPT_S = 6.0, 4.0
+NAVIGATION_TIMEOUT_S = 20.0
 BEGIN_S, QUIET_S = 0.25, 0.3
 MAX_DIALOGS = 20
 MAX_NAVIGATIONS = 20
 MAX_NOTES = 12
+CLOSED = ", so it was closed."  # how a note ends that tells why
 _WORLD = "toolcrib"
 _SCRIPT = Path(__file__).with_name("page_script.js").read_text(encoding="utf-8")
 
@@ -59,6 +60,7 @@ class Tab:
     notes: list[str] = field(default_factory=list)
     attach_disposition: bool = False
     _context: int | None = None
+    _scripts_run: bool = True
 
     async def set_up(self) -> None:
         """Everything must be in place before the page runs. Raises Gone, Unresponsive."""
@@ -87,7 +89,7 @@ class Tab:
         self.navigations = self.dialogs = 0
 
     def note(self, text: str) -> None:
-        if text not in self.notes and len(self.notes) < MAX_NOTES:
+        if text not in self.notes and (len(self.notes) < MAX_NOTES or text.endswith(CLOSED)):
             self.notes.append(text)
 
     # ---- moving
@@ -95,6 +97,7 @@ class Tab:
     async def navigate(self, url: str) -> str | None:
         """The browser's name of what went wrong, such as net::ERR_NAME_NOT_RESOLVED. Raises Unresponsive, Gone, CommandFailed."""
         self.answer = None
+        await self._run_scripts(run=True)
         result = await self.ask("Page.navigate", {"url": url}, NAVIGATION_TIMEOUT_S)
         if result.get("isDownload"):
             return None
@@ -119,6 +122,12 @@ class Tab:
                 self.note(f"The page {why} and was stopped.")
                 return False
             await asyncio.sleep(0.05)
+
+    async def _run_scripts(self, *, run: bool) -> None:
+        if run is not self._scripts_run:
+            with suppress(CommandFailed, Unresponsive):
+                await self.ask("Emulation.setScriptExecutionDisabled", {"value": not run})
+            self._scripts_run = run
 
     async def stop(self) -> None:
         with suppress(CommandFailed, Unresponsive, Gone):
@@ -202,7 +211,7 @@ class Tab:
                 f"The page showed a dialog ({kind}): {text!r}. It was {'closed' if accept else 'answered with Cancel'}."
             )
         if self.dialogs > MAX_DIALOGS:
-            self.note(f"The page showed more than {MAX_DIALOGS} dialogs and was closed.")
+            self.note(f"The page showed more than {MAX_DIALOGS} dialogs one after another{CLOSED}")
             self.spawn(self.crash())
         else:
             self.spawn(self._answer_dialog(accept=accept))

@@ -49,7 +49,6 @@ class Toolset:
             return Outcome("invalid", said, errors=problems)
         browser = self._browser
         browser.begin()
-        lost, browser.lost = browser.lost, None
         try:
             view = await ACTIONS[name](browser, arguments, progress)
         except Stuck:
@@ -57,7 +56,7 @@ class Toolset:
             if tab is not None:
                 await browser.drop(tab)
             raise failed(
-                "The page did not answer any more: a script of it runs without end. Its tab was closed."
+                "The page does not answer: a script of it runs without end, or it is too large. Its tab was closed."
             ) from None
         except Gone:
             return browser.why_gone()
@@ -68,9 +67,10 @@ class Toolset:
             raise failed(f"{where} did not answer in time ({late}). Its tab was closed.") from late
         except CommandFailed as problem:
             raise failed(f"The browser could not do it: {str(problem)[:300]}.") from problem
-        if lost is not None:
+        if browser.lost is not None:
+            why, browser.lost = browser.lost, None
             view.notes.insert(
-                0, f"The browser was started anew since {lost}: pages, cookies and logins from before are gone."
+                0, f"The browser was started anew since {why}: pages, cookies and logins from before are gone."
             )
         return shown(browser, view, max_text_bytes)
 

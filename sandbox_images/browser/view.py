@@ -62,7 +62,7 @@ def _heading(structured: dict[str, Any]) -> str:
     if structured["url"] is None:
         return "No page is open."
     status = f"status {structured['status']}" if structured["status"] is not None else ""
-    tabs = f"tab {structured['tab']} of {len(structured['tabs'])}" if len(structured["tabs"]) > 1 else ""
+    tabs = f"tab {structured['tab']}, {len(structured['tabs'])} are open" if len(structured["tabs"]) > 1 else ""
     return " · ".join(part for part in (structured["url"][:1_000], status, structured["title"], tabs) if part)
 
 
