@@ -32,6 +32,7 @@ from toolserver.journal.journal import Journal
 from toolserver.journal.segments import folder_of
 from toolserver.runtime.base import SandboxRuntime
 from toolserver.sessions.keep import keep_workspaces
+from toolserver.sessions.optional_images import OptionalImages
 from toolserver.sessions.places import SessionPlaces
 from toolserver.sessions.reaper import Reaper
 from toolserver.sessions.registry import Registry
@@ -76,6 +77,7 @@ class ToolServer:
         self._keep_workspaces_in = keep_workspaces_in
         self.settings, self.runtime = settings, runtime
         self.catalog = catalog or Catalog.load(settings)
+        self.optional_images = OptionalImages(self.catalog, runtime)
         self.database = Database(database_path(settings.state_dir))
         self.metrics = Metrics()
         self.spans = _open_spans(settings)
@@ -112,7 +114,7 @@ class ToolServer:
         self.snapshots = Snapshots(
             settings.snapshot, self.database, settings.state_dir / "snapshots", self.executor.admission.held_in
         )
-        self.reaper = Reaper(self.registry, self.database)
+        self.reaper = Reaper(self.registry, self.database, self.optional_images)
         self.readiness = Readiness(runtime, self.database)
         self.authenticator = Authenticator(self.database)
         self.asgi: ASGIApp = application(self._services(), version("toolcrib"))
@@ -186,6 +188,7 @@ class ToolServer:
         """Raises StartRefused."""
         try:
             await self.runtime.open()
+            await self.optional_images.look()
         except RequirementMissing as problem:
             raise StartRefused(str(problem)) from problem
 

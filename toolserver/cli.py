@@ -208,7 +208,8 @@ def tools_list(config: ConfigOption = None, as_json: JsonOption = False) -> None
 
 @images_app.command("build")
 def images_build(
-    names: Annotated[list[str] | None, typer.Argument(help="Images to build; all by default.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Images to build; the usual ones by default.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Optional images too: browser.")] = False,
     base: Annotated[str | None, typer.Option(help="Image with Python 3 to stand on.")] = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -224,7 +225,11 @@ def images_build(
 
     try:
         built = build_images(
-            names or (), base=base, docker_host=load_settings(config).runtime.docker_host, progress=progress
+            names or (),
+            optional=everything,
+            base=base,
+            docker_host=load_settings(config).runtime.docker_host,
+            progress=progress,
         )
     except ImageBuildError as problem:
         fail(str(problem), UNREACHABLE)
@@ -244,7 +249,9 @@ def images_list(config: ConfigOption = None, as_json: JsonOption = False) -> Non
     built = {image.name: None if missing is None else image.name not in missing for image in images}
     states = {None: "no engine answers", True: "built", False: "missing: toolserver images build"}
     rows = [["NAME", "REFERENCE", "TOOLS", "STATE"]]
-    rows += [[i.name, i.reference, str(len(i.tools)), states[built[i.name]]] for i in images]
+    for image in images:
+        by_name = f" {image.name}" if built[image.name] is False and image.optional else ""
+        rows.append([image.name, image.reference, str(len(image.tools)), states[built[image.name]] + by_name])
     told = [{"name": i.name, "reference": i.reference, "tools": len(i.tools), "built": built[i.name]} for i in images]
     show(as_json, {"images": told}, lambda: table(rows))
 

@@ -116,7 +116,9 @@ def _image_errors(images: Any, crib: Services) -> list[dict[str, str]]:
     for place, name in enumerate(images if isinstance(images, list) else ()):
         if not isinstance(name, str):
             continue  # the model says so
-        if name not in crib.catalog.images:
+        if name in crib.catalog.absent:
+            errors.append({"pointer": f"/images/{place}", "message": crib.catalog.absent[name]})
+        elif name not in crib.catalog.images:
             errors.append(
                 {"pointer": f"/images/{place}", "message": f"there is no image {name[:60]!r}; known are {known}"}
             )

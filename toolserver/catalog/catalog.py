@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
@@ -22,11 +22,13 @@ BRAVE_KEY = "TOOLCRIB_WEB_BRAVE_API_KEY"
 class Catalog:
     """Read-only once loaded. The session tools (`session_tools.SESSION_TOOLS`) are no part of it: every session has them.
 
-    problems: a sentence for each image that was refused, for the log and for `doctor`.
+    problems: a sentence for each image that was refused, for the log and for `doctor`. absent: optional images that can't be
+    started here now, with what the operator can do; they are not in `images`.
     """
 
     images: dict[str, ToolImage]
     problems: tuple[str, ...] = ()
+    absent: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def load(cls, settings: Settings, root: Traversable | None = None) -> Catalog:

@@ -53,7 +53,8 @@ class _ImageFile(BaseModel):
     workspace: Literal["none", "ro", "rw"]
     egress: Literal["none", "open"] = "none"
     start: Literal["eager", "lazy"] = "lazy"
-    optional: bool = False  # what `images build` does with it
+    optional: bool = False
+    host_programs: list[str] = Field(default_factory=list, max_length=8)
     env: dict[str, str] = Field(default_factory=dict)
     limits: _LimitsPart = Field(default_factory=_LimitsPart)
 
@@ -83,6 +84,8 @@ def load_image(folder: Traversable) -> ToolImage:
         workspace=read.workspace,
         egress=EgressPolicy(read.egress),
         start=read.start,
+        optional=read.optional,
+        host_programs=tuple(read.host_programs),
         env=dict(read.env),
         limits=LimitsOverride(**read.limits.model_dump()),
         tools=_tools(folder, read.name),

@@ -10,7 +10,7 @@ from toolserver.doctor.check import Check, check
 from toolserver.doctor.engine import engine_checks
 from toolserver.doctor.host import host_checks
 from toolserver.errors import RuntimeUnavailable
-from toolserver.images.build import missing_images
+from toolserver.images.build import missing_images, optional_images
 from toolserver.images.definition import ImageBuildError
 from toolserver.runtime.base import SandboxRuntime
 from toolserver.runtime.choose import choose_runtime
@@ -70,7 +70,7 @@ async def _runtime_checks(runtime: SandboxRuntime, weaker: str | None) -> list[C
 
 def _images(settings: Settings) -> Check:
     try:
-        missing = missing_images(settings.runtime.docker_host)
+        missing = [name for name in missing_images(settings.runtime.docker_host) if name not in optional_images()]
     except ImageBuildError as why:
         return check("images", "can't be listed", str(why), problem=True)
     build = f"Build them: toolserver images build {' '.join(missing)}" if missing else ""

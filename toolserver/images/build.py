@@ -14,16 +14,13 @@ from typing import IO, Literal
 
 from toolserver.images.debian_base import REFERENCE as DEBIAN_REFERENCE
 from toolserver.images.debian_base import cache_dir, debian_tarball
-    """Build `names` (none: all, the optional ones too where `optional`) and the base they need.
-
-    `base`: an image with Python 3 to stand on. Raises ImageBuildError.
-    """
-    known = definitions()
-    unknown = sorted(set(names) - {*known, "base"})
-    if unknown:
-        raise ImageBuildError(f"There is no image {', '.join(unknown)}. There are: base, {', '.join(known)}.")
-    usual = [name for name, definition in known.items() if optional or not definition.optional]
-    wanted = [known[name] for name in (known if names else usual) if not names or name in names]
+from toolserver.images.debs import ASK_STATUS, cached_debs
+from toolserver.images.definition import (
+    ImageBuildError,
+    ImageDefinition,
+    base_definition,
+    definitions,
+)
 from toolserver.images.engine import ImageEngine, Progress
 from toolserver.images.wheels import cached_wheels
 
@@ -52,25 +49,16 @@ def build_images(
     docker_host: str | None = None,
     progress: Progress = lambda _: None,
 ) -> list[BuiltImage]:
-<<<<<<< HEAD
-    """Build `names` (none: all) and the base they need. `base`: an image with Python 3 to stand on. Raises ImageBuildError."""
-    known = definitions()
-    unknown = sorted(set(names) - {*known, "base"})
-    if unknown:
-        raise ImageBuildError(f"There is no image {', '.join(unknown)}. There are: base, {', '.join(known)}.")
-    wanted = [known[name] for name in known if not names or name in names]
-=======
     """Build `names` (none: all, the optional ones too where `optional`) and the base they need.
 
     `base`: an image with Python 3 to stand on. Raises ImageBuildError.
     """
-    tools = tool_definitions()
-    unknown = sorted(set(names) - {*tools, "base"})
+    known = definitions()
+    unknown = sorted(set(names) - {*known, "base"})
     if unknown:
-        raise ImageBuildError(f"There is no image {', '.join(unknown)}. There are: base, {', '.join(tools)}.")
-    usual = [name for name, definition in tools.items() if optional or not definition.optional]
-    wanted = [tools[name] for name in (tools if names else usual) if not names or name in names]
->>>>>>> a0bc6c3 (Headless Chromium as tools: open, click, type, select, scroll, read, screenshot, download)
+        raise ImageBuildError(f"There is no image {', '.join(unknown)}. There are: base, {', '.join(known)}.")
+    usual = [name for name, definition in known.items() if optional or not definition.optional]
+    wanted = [known[name] for name in (known if names else usual) if not names or name in names]
     with ImageEngine(docker_host) as engine:
         built = [_base(engine, base, progress)]
         built += [_on_base(engine, definition, progress) for definition in wanted]
@@ -121,22 +109,14 @@ def _on_base(engine: ImageEngine, definition: ImageDefinition, progress: Progres
     inputs = f"{definition.digest()}-{base_id.removeprefix('sha256:')[:12]}"
     if engine.labels(definition.tagged).get(INPUTS) == inputs:
         return BuiltImage(definition.name, definition.tagged, "up_to_date", _since(started))
-<<<<<<< HEAD
-    wheels = None
-    if definition.requirements:
-        python, machine = engine.run(base, ASK_PYTHON).split()
-        wheels = cached_wheels(definition.requirements, python, machine, cache_dir() / "wheels", progress)
-    with _context(definition, wheels) as context:
-=======
-    python, machine = engine.run(base, ASK_PYTHON).split()
     wheels = debs = None
     if definition.requirements:
+        python, machine = engine.run(base, ASK_PYTHON).split()
         wheels = cached_wheels(definition.requirements, python, machine, cache_dir() / "wheels", progress)
     if definition.debian_packages and engine.labels(base).get(MADE_FROM) == DEBIAN_REFERENCE:
         status = engine.run(base, ASK_STATUS)  # that base was made since the engine reaches no registry
         debs = cached_debs(definition.debian_packages, status, cache_dir() / "debs", progress)
     with _context(definition, wheels, debs) as context:
->>>>>>> a0bc6c3 (Headless Chromium as tools: open, click, type, select, scroll, read, screenshot, download)
         engine.build(context, definition.tagged, {"BASE": base}, {INPUTS: inputs}, progress)
     return BuiltImage(definition.name, definition.tagged, "built", _since(started))
 

@@ -177,6 +177,14 @@ class SandboxRuntime(ABC):
         that can't be told now.
         """
 
+    async def lacks(self, image: str, reference: str, host_programs: tuple[str, ...]) -> str | None:
+        """What keeps sandboxes of an optional image from starting here, and what to do; None: nothing does.
+
+        `host_programs` are what it needs where sandboxes have the host's programs. Raises RuntimeUnavailable.
+        """
+        del image, reference, host_programs
+        return None
+
     @abstractmethod
     async def resize(self, sandbox: Sandbox, limits: Limits) -> Limits:
         """Give a running sandbox other limits of memory, cpus and pids; what is in effect, read back.

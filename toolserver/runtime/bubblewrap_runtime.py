@@ -157,6 +157,17 @@ class BubblewrapRuntime(SandboxRuntime):
             raise SandboxEnded(SandboxEnd("unknown")) from gone
         return self._hold(spec, processes, streams, None)
 
+    async def lacks(self, image: str, reference: str, host_programs: tuple[str, ...]) -> str | None:
+        del reference
+        missing = [program for program in host_programs if not os.access(program, os.X_OK)]
+        if not missing:
+            return None
+        packages = " ".join(Path(program).name for program in missing)
+        return (
+            f"The image {image} needs {', '.join(missing)} on the server's machine. The operator can install it, on Debian: "
+            f"apt-get install {packages}"
+        )
+
     async def resize(self, sandbox: Sandbox, limits: Limits) -> Limits:
         del sandbox, limits
         raise RuntimeUnavailable("bubblewrap sets limits at the start of a sandbox alone.")

@@ -202,6 +202,16 @@ class DockerRuntime(SandboxRuntime):
             raise RuntimeUnavailable("The Docker engine would not attach to a sandbox.") from no
         return DockerSandbox(spec, self._containers, handle, stream, self._forget)
 
+    async def lacks(self, image: str, reference: str, host_programs: tuple[str, ...]) -> str | None:
+        del host_programs
+        try:
+            await self.engine.image(reference)
+        except NotInEngine:
+            return f"The image {image} is not built here. The operator can build it: toolserver images build {image}"
+        except Refused as problem:
+            raise RuntimeUnavailable(f"The engine does not tell of images: {problem}.") from problem
+        return None
+
     async def resize(self, sandbox: Sandbox, limits: Limits) -> Limits:
         if limits.disk_mb != sandbox.spec.limits.disk_mb:
             raise RuntimeUnavailable("The disk limit of a sandbox can't be changed while it runs.")

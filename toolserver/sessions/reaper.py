@@ -7,12 +7,14 @@ import logging
 import time
 
 from toolserver.errors import RuntimeUnavailable, StoreUnavailable
+from toolserver.sessions.optional_images import OptionalImages
 from toolserver.sessions.registry import Registry
 from toolserver.store import calls, sessions
 from toolserver.store.database import Database
 
 TICK_S = 0.5
 _RECONCILE_S = 5.0
+_IMAGES_S = 5.0
 _LEASES_S = 5.0
 _NOTE_USE_S = 10.0
 REST_S = 60.0  # by then the kernel has written the files of a session that is not used, too: it waits 35 s at most
@@ -23,8 +25,8 @@ _log = logging.getLogger(__name__)
 
 
 class Reaper:
-    def __init__(self, registry: Registry, database: Database) -> None:
-        self._registry, self._database = registry, database
+    def __init__(self, registry: Registry, database: Database, optional_images: OptionalImages) -> None:
+        self._registry, self._database, self._optional_images = registry, database, optional_images
         self._next: dict[str, float] = {}
         self._reconciling: asyncio.Future[None] = asyncio.Future()
         self._reconciling.set_result(None)
@@ -45,6 +47,8 @@ class Reaper:
                 await self._registry.end(session, cause)
         if self._reconciling.done() and self._is_time("reconcile", now, _RECONCILE_S):
             self._reconciling = self._registry.background.spawn(self.reconcile(), "reconcile")
+        if self._is_time("images", now, _IMAGES_S):
+            self._registry.background.spawn(self._optional_images.look(), "look for optional images")
         if self._is_time("leases", now, _LEASES_S):
             self._registry.background.spawn(self._registry.renew_leases(), "renew leases")
         if self._is_time("use", now, _NOTE_USE_S):

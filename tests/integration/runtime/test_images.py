@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from toolserver.images import build
-from toolserver.images.build import build_images, missing_images
+from toolserver.images.build import build_images, missing_images, optional_images
 from toolserver.images.definition import ImageBuildError, base_definition, launcher_definition, tool_definitions
 from toolserver.images.engine import ImageEngine
 from toolserver.images.wheels import cached_wheels
@@ -68,7 +68,7 @@ def test_no_engine_is_a_clear_error(tmp_path: Path) -> None:
 
 @pytest.mark.docker
 def test_built_images_are_there_run_python_and_hold_their_packages() -> None:
-    assert missing_images() == []
+    assert set(missing_images()) <= optional_images()
     with ImageEngine(None) as engine:
         tools = tool_definitions()
         assert engine.run(tools["workspace"].tagged, "import numpy, pandas, matplotlib; print('ok')").endswith("ok")
