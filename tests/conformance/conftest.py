@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.programs import scripted
+from tests.own_engine import WITH_GVISOR, engine_with_gvisor
 from toolserver.runtime.base import Limits, Sandbox, SandboxRuntime, SandboxSpec
 from toolserver.runtime.bubblewrap_runtime import BubblewrapRuntime
 from toolserver.runtime.docker_runtime import DockerRuntime
@@ -24,11 +25,12 @@ LIMITS = Limits(memory_mb=128, cpus=1, pids=32, disk_mb=16)
 REFERENCE = f"toolcrib/base:{version('toolcrib')}"
 
 
-def make_runtime(name: str, server_id: str, state_dir: Path) -> SandboxRuntime:
+def make_runtime(name: str, server_id: str, state_dir: Path, settings: RuntimeSettings | None = None) -> SandboxRuntime:
+    settings = settings or RuntimeSettings()
     if name == "fake":
-        return FakeRuntime(server_id, state_dir, RuntimeSettings(), server=scripted)
-    kind = {"docker": DockerRuntime, "bubblewrap": BubblewrapRuntime}[name]
-    return kind(server_id, state_dir, RuntimeSettings())
+        return FakeRuntime(server_id, state_dir, settings, server=scripted)
+    kind = {"docker": DockerRuntime, "gvisor": DockerRuntime, "bubblewrap": BubblewrapRuntime}[name]
+    return kind(server_id, state_dir, settings)
 
 
 class Bench:
@@ -37,6 +39,10 @@ class Bench:
     def __init__(self, runtime: SandboxRuntime) -> None:
         self.runtime = runtime
         self._numbers = itertools.count(1)
+
+    @property
+    def on_gvisor(self) -> bool:
+        return bool(self.runtime.isolation().get("kernel") == "gvisor")
 
     def spec(self, program: str, **changes: Any) -> SandboxSpec:
         command = ("python3", "-I", "-S", "-u", "-c", program)
@@ -67,12 +73,25 @@ RUNTIMES = [
     "fake",
     pytest.param("bubblewrap", marks=pytest.mark.bubblewrap),
     pytest.param("docker", marks=pytest.mark.docker),
+    *WITH_GVISOR,
 ]
+
+
+@pytest.fixture(scope="session")
+def gvisor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RuntimeSettings]:
+    with engine_with_gvisor(tmp_path_factory.mktemp("engine"), REFERENCE) as engine:
+        yield RuntimeSettings(docker_host=engine.host, isolation="require-gvisor")
+
+
+def settings_of(request: pytest.FixtureRequest) -> RuntimeSettings:
+    on_gvisor = request.param == "gvisor"
+    settings: RuntimeSettings = request.getfixturevalue("gvisor") if on_gvisor else RuntimeSettings()
+    return settings
 
 
 @pytest.fixture(params=RUNTIMES)
 async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
-    runtime = make_runtime(request.param, f"test-{uuid.uuid4().hex[:12]}", tmp_path)
+    runtime = make_runtime(request.param, f"test-{uuid.uuid4().hex[:12]}", tmp_path, settings_of(request))
     await runtime.open()
     await runtime.check()
     await runtime.create_workspace("s1", 16)

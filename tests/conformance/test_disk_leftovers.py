@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.conftest import RUNTIMES, Bench, make_runtime
+from tests.conformance.conftest import RUNTIMES, Bench, make_runtime, settings_of
 from toolserver.runtime.base import SandboxRuntime
 from toolserver.runtime.bubblewrap_runtime import BubblewrapRuntime
 from toolserver.runtime.docker_runtime import DockerRuntime
@@ -47,7 +47,7 @@ async def until_nothing_held(folder: Path) -> None:
 
 @pytest.fixture(params=RUNTIMES[1:])
 async def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SandboxRuntime]:
-    made = make_runtime(request.param, f"test-{secrets.token_hex(6)}", tmp_path)
+    made = make_runtime(request.param, f"test-{secrets.token_hex(6)}", tmp_path, settings_of(request))
     try:
         disks_of(made).check()
     except Unusable as why:

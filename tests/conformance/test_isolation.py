@@ -19,7 +19,7 @@ def say(name, work):
         facts[name] = type(problem).__name__
 facts = {}
 status = dict(line.split(':', 1) for line in open('/proc/self/status') if ':' in line)
-facts.update({k: status[k].split() for k in ('Uid', 'Gid', 'CapEff', 'CapPrm', 'CapBnd', 'CapInh', 'CapAmb', 'NoNewPrivs', 'Seccomp')})
+facts.update({k: status[k].split() if k in status else None for k in ('Uid', 'Gid', 'CapEff', 'CapPrm', 'CapBnd', 'CapInh', 'CapAmb', 'NoNewPrivs', 'Seccomp')})
 facts['pid'] = os.getpid()
 facts['hostname'] = socket.gethostname()
 facts['cwd'] = os.getcwd()
@@ -58,10 +58,12 @@ async def _facts(bench: Bench, program: str = FACTS, **changes: Any) -> Any:
 async def test_code_has_no_privilege_and_sees_nothing_of_the_host(real_bench: Bench) -> None:
     facts = await _facts(real_bench)
     assert "0" not in facts["Uid"] + facts["Gid"]
-    for name in ("CapEff", "CapPrm", "CapBnd", "CapInh", "CapAmb"):
+    for name in ("CapEff", "CapPrm", "CapBnd", "CapInh"):
         assert int(facts[name][0], 16) == 0, name
-    assert facts["NoNewPrivs"] == ["1"]
-    assert facts["Seccomp"] == ["2"]
+    if not real_bench.on_gvisor:  # that has no such line, and its filter is outside, around all of it
+        assert int(facts["CapAmb"][0], 16) == 0
+        assert facts["NoNewPrivs"] == ["1"]
+        assert facts["Seccomp"] == ["2"]
     assert facts["pid"] == 1
     assert facts["processes"] == 1
     assert facts["hostname"] == "sandbox"
@@ -86,6 +88,17 @@ async def test_nothing_can_be_reached(real_bench: Bench) -> None:
 
 async def test_dangerous_system_calls_and_socket_families_are_refused(real_bench: Bench) -> None:
     facts = await _facts(real_bench)
+    if (
+        real_bench.on_gvisor
+    ):  # its own kernel answers: what it has is namespaces, netlink and tracing of its own processes
+        assert {name for name, said in facts.items() if name.startswith("socket ") and said is None} == {
+            "socket unix",
+            "socket inet",
+            "socket netlink",
+        }
+        done = {name for name, said in facts.items() if name.startswith("call ") and said[0] >= 0}
+        assert done <= {"call unshare", "call ptrace"}
+        return
     for name in ("netlink", "packet", "alg", "vsock", "raw"):
         assert facts[f"socket {name}"] == "PermissionError", name
     assert facts["socket unix"] is None
@@ -119,13 +132,14 @@ time.sleep(60)
 """
     await real_bench.runtime.create_workspace("s2", 16)
     sandbox = await real_bench.start(bomb)
-    made = int(await sandbox.receive())
+    said = await sandbox.receive()
     other = await real_bench.output(
         "import os\nprint(os.waitstatus_to_exitcode(os.system('exit 3')))", workspace_id="s2"
     )
     await sandbox.remove()
-    assert 8 < made <= LIMITS.pids
     assert other == b"3\n"
+    if not (real_bench.on_gvisor and said == b""):  # past the limit gVisor ends as a whole
+        assert 8 < int(said) <= LIMITS.pids
 
 
 async def test_one_process_can_not_take_more_memory_than_its_limit(real_bench: Bench) -> None:
@@ -186,6 +200,8 @@ async def test_a_sandbox_without_workspace_has_none(real_bench: Bench) -> None:
 
 @pytest.mark.parametrize("network", ["none", "open"])
 async def test_a_network_is_there_only_where_it_was_given(real_bench: Bench, network: str) -> None:
+    if real_bench.on_gvisor and network == "open":
+        pytest.skip("the engine of the test's own has no bridge")
     look = "print(len(open('/proc/net/dev').readlines()) - 2, flush=True)"
     interfaces = int(await real_bench.output(look, network=network))
     assert (interfaces > 1) == (network == "open")

@@ -75,7 +75,10 @@ async def test_failed_start_says_so_and_leaves_nothing(real_bench: Bench, change
         await real_bench.start(ECHO, **changes)
     assert "/tmp" not in str(told.value)
     await real_bench.runtime.delete_workspace("s1")
-    assert await real_bench.runtime.sweep() == 0
+    until = time.monotonic() + 10
+    while left := await real_bench.runtime.sweep():  # what gVisor had mounted goes a moment after its start failed
+        assert real_bench.on_gvisor and time.monotonic() < until, left  # noqa: PT018
+        await asyncio.sleep(0.1)
 
 
 async def test_a_cancelled_start_leaves_no_sandbox(bench: Bench) -> None:

@@ -5,7 +5,6 @@ All on one engine of the module's own, in a network namespace of its own: each t
 
 from __future__ import annotations
 
-import shutil
 import signal
 import subprocess
 import time
@@ -19,12 +18,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.own_engine import OwnEngine, why_not
+from tests.own_engine import NO_RUNSC, RUNSC, OwnEngine, why_not
 from tests.server_process import ServerProcess
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(400), pytest.mark.skipif(bool(why_not()), reason=why_not())]
-RUNSC = {"path": shutil.which("runsc") or "", "runtimeArgs": ["--platform=ptrace", "--network=none"]}
-needs_runsc = pytest.mark.skipif(not RUNSC["path"], reason="runsc is not installed: apt-get install runsc")
+needs_runsc = pytest.mark.skipif(bool(NO_RUNSC), reason=NO_RUNSC)
 
 
 @pytest.fixture(scope="module")
