@@ -4,7 +4,7 @@ export PYTHON
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench soak images clean
+.PHONY: help demo test lint bench soak gvisor images clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -36,6 +36,10 @@ bench: images ## benchmarks, as ratios to the floor in the same run; RIVALS=1 be
 
 soak: images ## ten minutes with 50 sessions; SOAK="--minutes 60 --kills --runtime bubblewrap" for another one
 	@$(BIN)/python -m tests.soak $(SOAK)
+
+gvisor: images ## hostile code and the sandboxes' contract on gVisor, in an engine of its own: ten minutes, as root
+	@.ci/engine.sh runsc
+	@TOOLCRIB_TEST_GVISOR=1 $(BIN)/python -m pytest -k gvisor tests/abuse tests/conformance tests/integration/engine $(ARGS)
 
 clean: ## remove what the targets made in this folder
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

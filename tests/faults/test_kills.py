@@ -23,7 +23,7 @@ from tests.server_process import ServerProcess
 
 RUNTIMES = [pytest.param("docker", marks=pytest.mark.docker), pytest.param("bubblewrap", marks=pytest.mark.bubblewrap)]
 SESSIONS, ROUNDS = 4, int(os.environ.get("TOOLCRIB_TEST_KILLS", "100"))
-USABLE_S = 5.0
+USABLE_S = 60.0  # none may hang; how soon they are is the benchmark's (benchmarks/ours.py)
 CODE = "import time; n = globals().get('n', 0) + 1; open('ran', 'a').write({name!r} + '\\n'); time.sleep({seconds}); print({name!r}, n)"
 
 
@@ -124,7 +124,7 @@ def test_no_kill_of_the_server_loses_or_repeats_a_call(runtime: str, tmp_path: P
         _check(drivers, ran, seed)
         for session in sessions:
             server.wait_no_leftovers(session, 30)
-        assert slowest < USABLE_S * 4, slowest  # of a busy machine; the figure is printed
+        assert slowest < USABLE_S, slowest
         left_open = sum(driver.open_at_kill for driver in drivers)
         calls = sum(len(driver.told) for driver in drivers)
         told = f"{ROUNDS} kills of the server, {left_open} calls under way at one, {calls} calls"

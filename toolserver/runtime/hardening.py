@@ -19,7 +19,9 @@ from toolserver.runtime.docker_launcher import MOUNTED_AT, launch_command
 SANDBOX_UID = 10001
 WORKSPACE = "/workspace"
 OPEN_FILES = 1024
-GVISOR_THREADS = 128  # of its own, which the host counts with the sandbox's
+# the host counts gVisor's own threads with the sandbox's: so many, and so many for each process inside
+GVISOR_THREADS = 128
+GVISOR_THREADS_EACH = 4
 MIB = 1 << 20
 
 
@@ -51,7 +53,7 @@ def thread_env(limits: Limits) -> dict[str, str]:
 
 
 def pids_limit(limits: Limits, *, gvisor: bool) -> int:
-    return limits.pids + (GVISOR_THREADS if gvisor else 0)
+    return limits.pids * GVISOR_THREADS_EACH + GVISOR_THREADS if gvisor else limits.pids
 
 
 @dataclass(frozen=True)
