@@ -66,6 +66,12 @@ class AgentFolder:
 
     path: Path
     settings: dict[str, str] = field(default_factory=dict)
+    quick_model: str = ""  # a base URL
+
+    def hurry(self) -> AgentFolder:
+        """From the next command on with the model that takes no time."""
+        self.settings["AGENT_LLM__BASE_URL"] = self.quick_model
+        return self
 
     def command(self, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

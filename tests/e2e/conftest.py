@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,16 @@ def counting_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def quick_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The same without the moments that it takes, for what nobody is to be killed in."""
+    folder = tmp_path_factory.mktemp("quick")
+    script = folder / "quick.toml"
+    script.write_text(re.sub(r"(?m)^quirks = .*\n|; sleep [\d.]+", "", COUNTING.read_text()))
+    with scripted_model(script, folder) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
 def toolserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A ToolServer that runs apart from any agent, on bubblewrap."""
     server = ServerProcess("bubblewrap", tmp_path_factory.mktemp("toolserver"))
@@ -28,14 +39,14 @@ def toolserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProce
 
 
 @pytest.fixture
-def agent(tmp_path: Path, counting_model: str) -> AgentFolder:
+def agent(tmp_path: Path, counting_model: str, quick_model: str) -> AgentFolder:
     """Without a ToolServer's address: each command starts its own, on bubblewrap."""
     settings = {
         "AGENT_LLM__MODEL": "counting",
         "AGENT_LLM__BASE_URL": counting_model,
         "AGENT_TOOLSERVER__RUNTIME": "bubblewrap",
     }
-    return AgentFolder(tmp_path, settings)
+    return AgentFolder(tmp_path, settings, quick_model)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ def lines_of(agent: AgentFolder) -> list[str]:
 
 
 def test_json_gives_one_object_and_progress_goes_to_standard_error(remote: AgentFolder) -> None:
-    done = remote.command("run", GOAL, "--json", "--max-llm-calls", "40")
+    done = remote.hurry().command("run", GOAL, "--json", "--max-llm-calls", "40")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["schema"], result["state"], result["answer"]) == (1, "done", "4 lines were written.")
@@ -37,7 +37,7 @@ def test_json_gives_one_object_and_progress_goes_to_standard_error(remote: Agent
 
 
 def test_quiet_prints_the_answer_alone(remote: AgentFolder) -> None:
-    done = remote.command("run", GOAL, "--quiet")
+    done = remote.hurry().command("run", GOAL, "--quiet")
     assert (done.returncode, done.stdout, done.stderr) == (0, "4 lines were written.\n", "")
 
 
@@ -46,7 +46,7 @@ def test_quiet_prints_the_answer_alone(remote: AgentFolder) -> None:
     [("--max-llm-calls", "5", "60"), ("--max-tool-calls", "2", "60"), ("--max-tokens", "9000", "900000")],
 )
 def test_a_budget_stops_with_3_and_a_higher_one_goes_on(option: str, low: str, high: str, remote: AgentFolder) -> None:
-    stopped = remote.command("run", GOAL, option, low)
+    stopped = remote.hurry().command("run", GOAL, option, low)
     assert stopped.returncode == 3, stopped.stderr
     assert "agent resume" in stopped.stderr
     result = remote.result()
@@ -63,14 +63,14 @@ def test_a_budget_stops_with_3_and_a_higher_one_goes_on(option: str, low: str, h
 def test_seconds_stop_a_run_too(remote: AgentFolder) -> None:
     stopped = remote.command("run", GOAL, "--max-seconds", "2")
     assert stopped.returncode == 3, stopped.stderr
-    resumed = remote.command("resume", remote.run_id, "--max-seconds", "600")
+    resumed = remote.hurry().command("resume", remote.run_id, "--max-seconds", "600")
     assert resumed.returncode == 0, resumed.stderr
     assert len(lines_of(remote)) == len(set(lines_of(remote)))
 
 
 def test_a_budget_that_is_used_up_stays_so_without_a_higher_one(remote: AgentFolder) -> None:
     for command in (("run", GOAL, "--max-llm-calls", "1"), ("resume", "2")):
-        assert remote.command(*command).returncode == 3
+        assert remote.hurry().command(*command).returncode == 3
     assert remote.result()["costs"]["total"]["llm_calls"] == 1
 
 
@@ -85,7 +85,7 @@ def test_ctrl_c_ends_with_130_a_partial_report_and_goes_on_later(number: signal.
     assert result["tasks"][0]["state"] == "success"
     assert (agent.run_folder / "report.html").exists()
     assert not processes_with(str(agent.run_folder)), "something is left behind"
-    resumed = agent.command("resume", agent.run_id)
+    resumed = agent.hurry().command("resume", agent.run_id)
     assert resumed.returncode == 0, resumed.stderr
     assert lines_of(agent)[:2] == ["one", "two"]
     assert len(lines_of(agent)) == len(set(lines_of(agent)))
@@ -104,7 +104,7 @@ def test_a_second_ctrl_c_ends_at_once_and_leaves_nothing(agent: AgentFolder) -> 
 
 
 def test_nothing_is_left_of_a_run_that_is_done(agent: AgentFolder) -> None:
-    done = agent.command("run", GOAL)
+    done = agent.hurry().command("run", GOAL)
     assert done.returncode == 0, done.stderr
     assert lines_of(agent) == LINES
     assert not processes_with(str(agent.run_folder)), "a ToolServer or a sandbox is left behind"
@@ -115,7 +115,7 @@ def test_a_model_that_cannot_be_reached_is_5(remote: AgentFolder) -> None:
     assert done.returncode == 5, done.stderr
     assert "model" in remote.result()["reason"]
     assert remote.result()["state"] == "stopped"
-    resumed = remote.command("resume", remote.run_id)
+    resumed = remote.hurry().command("resume", remote.run_id)
     assert resumed.returncode == 0, resumed.stderr
     assert lines_of(remote) == LINES
 
@@ -169,7 +169,7 @@ def test_an_embedded_toolserver_that_does_not_start_is_5_with_its_log(agent: Age
 
 
 def test_runs_side_by_side_in_one_folder_do_not_mix(remote: AgentFolder) -> None:
-    both = [remote.start("run", GOAL), remote.start("run", GOAL)]
+    both = [remote.hurry().start("run", GOAL), remote.start("run", GOAL)]
     assert [process.wait(120) for process in both] == [0, 0], remote.log()
     folders = [place for place in (remote.path / "runs").iterdir() if (place / "result.json").exists()]
     assert len(folders) == 2

@@ -54,7 +54,7 @@ def check_finished(agent: AgentFolder, done_before: list[str]) -> None:
 def test_killed_beside_a_toolserver_that_lives_on(kind: EventKind, key: str, remote: AgentFolder) -> None:
     kill_at(remote, kind, key)
     before = [event.data["key"] for event in remote.events() if event.kind is EventKind.TOOL_SETTLED]
-    resumed = remote.command("resume", remote.run_id)
+    resumed = remote.hurry().command("resume", remote.run_id)
     assert resumed.returncode == 0, resumed.stderr
     assert resumed.stdout.strip() == "4 lines were written."
     check_finished(remote, before)
@@ -65,7 +65,7 @@ def test_killed_with_its_own_toolserver(kind: EventKind, key: str, agent: AgentF
     kill_at(agent, kind, key)
     state_folder = str(agent.run_folder / "toolserver")
     before = [event.data["key"] for event in agent.events() if event.kind is EventKind.TOOL_SETTLED]
-    resumed = agent.command("resume", agent.run_id)
+    resumed = agent.hurry().command("resume", agent.run_id)
     assert resumed.returncode == 0, resumed.stderr
     check_finished(agent, before)
     wait_for(lambda: not processes_with(state_folder), 20, "a ToolServer is left behind")
@@ -82,7 +82,7 @@ def test_killed_twice_it_still_finishes(remote: AgentFolder) -> None:
     remote.wait_for_event(EventKind.TOOL_SETTLED, "t2/a1/actor/s1/c0", again)
     again.kill()
     again.wait(30)
-    resumed = remote.command("resume", remote.run_id)
+    resumed = remote.hurry().command("resume", remote.run_id)
     assert resumed.returncode == 0, resumed.stderr
     story = remote.story()
     assert story.run.resumes == 2

@@ -151,6 +151,7 @@ class Executor:
 
     async def _keep_cancelled(self, call: RunningCall, answer: Answer) -> None:
         await self.stored.write_unbegun(_row_of(call), answer)
+        self._journal.ended(call, answer.status, str(Code.CANCELLED), 0, 0)
 
     async def _journal_begun(self, call: RunningCall) -> None:
         """Nothing runs unjournalled. Raises JournalUnavailable: the call is as if it had never come."""

@@ -39,6 +39,8 @@ def take_stock(connection: Connection, this_boot: str) -> LeftOpen:
     sends one again must not run it twice. Its workspace goes on in a session of another name.
     """
     now = time.time()
+    if jump := boot.clock_jump(connection, this_boot, boot.clock_offset()):
+        sessions.shift(connection, jump)
     machine_lost = boot.begin(connection, this_boot)
     succeeded = [
         (row, sessions.succeed(connection, row, new_session_id(), this_boot, now))

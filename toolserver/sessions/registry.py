@@ -26,6 +26,7 @@ from toolserver.sessions.places import SessionPlaces
 from toolserver.sessions.session import Cause, Ending, Grant, Session, new_session_id
 from toolserver.sessions.use_marks import UseMarks
 from toolserver.settings import Settings
+from toolserver.store import boot as boot_clock
 from toolserver.store import sandboxes as sandbox_rows
 from toolserver.store import sessions as rows
 from toolserver.store.database import Database
@@ -66,6 +67,7 @@ class Registry:
         self._creating: dict[str, str] = {}  # session id to tenant
         self._noted_use: dict[str, float] = {}
         self.use_marks = UseMarks(database, boot)
+        self._clock_offset = boot_clock.clock_offset()
         self.holdings = Holdings()
         self.epoch = 0  # how many times the server was started on its database, once it is
         self.left_over = 0  # what was nobody's at the last reconcile and is not removed yet
@@ -134,12 +136,33 @@ class Registry:
 
     async def note_use(self) -> None:
         """Write down when sessions were used last, of those that were since the last time. Raises StoreUnavailable."""
+        await self._note_clock()
         now, wall = self.clock(), time.time()
         used = {s.session_id: s.used_at(now) for s in self.live()}
         changed = {name: wall - (now - at) for name, at in used.items() if self._noted_use.get(name) != at}
         if changed:
             await self._database.write(lambda connection: rows.used(connection, changed))
         self._noted_use = used
+
+    async def _note_clock(self) -> None:
+        """When it was set, the times of live sessions go with it. Raises StoreUnavailable."""
+        offset, noted = boot_clock.clock_offset(), self._clock_offset
+        if abs(offset - noted) < 1:
+            return
+        self._clock_offset = offset
+
+        def shift(connection: Connection) -> float:
+            jump = boot_clock.clock_jump(connection, self.use_marks.boot, offset)
+            rows.shift(connection, jump)
+            return jump
+
+        try:
+            jump = await self._database.write(shift)
+        except StoreUnavailable:
+            self._clock_offset = noted
+            raise
+        for session in self.live():
+            session.created_at += jump
 
     def live(self) -> list[Session]:
         return list(self._live.values())

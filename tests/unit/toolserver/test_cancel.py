@@ -12,6 +12,7 @@ import pytest
 
 from tests.unit.toolserver.crib import Crib, detail, running, settings
 from toolserver.calls.carry_out import stop
+from toolserver.journal.read import Wanted, records
 from toolserver.store import calls as rows
 
 
@@ -58,6 +59,9 @@ async def test_a_call_whose_turn_never_came_is_cancelled_like_any_other(tmp_path
         assert (await first).status_code == 200
         detail(await crib.call(session, "count", {}, key="waits-1"), 500, "cancelled")
         assert "count 1" in (await crib.call(session, "count")).text
+        journalled = [one.fields for one in records(crib.server.journal.folder, Wanted())]
+        mine = [one for one in journalled if one.get("call_id") == "waits-1"]
+        assert [(one["event"], one["code"], one["cause"]) for one in mine] == [("call_ended", "cancelled", "caller")]
 
 
 async def test_a_cancel_while_the_turn_of_a_call_begins_leaves_no_row_open(

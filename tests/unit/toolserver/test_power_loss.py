@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import sqlite3
+import time
 from collections.abc import Callable
 from contextlib import closing
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -191,3 +194,47 @@ async def test_a_workspace_that_went_with_the_machine_ends_its_successor(machine
         await crib.server.reaper.reconcile()
         told = detail(await crib.client.get(f"/v1/sessions/{following}"), 410, "session_gone")
         assert (told["cause"], "successor" in told) == ("node_lost", False)
+
+
+# -- a clock that is set
+
+
+@pytest.fixture
+def set_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """By so many seconds from the true time."""
+    true = time.time
+
+    def set_it(seconds: float) -> None:
+        monkeypatch.setattr(time, "time", lambda: true() + seconds)
+
+    return set_it
+
+
+@pytest.mark.parametrize("jump", [3600.0, -3600.0])
+async def test_a_clock_that_is_set_between_two_servers_ends_no_session(
+    machine: Machine, set_clock: Callable[[float], None], jump: float
+) -> None:
+    async with crashing(machine.settings, machine.runtime) as crib:
+        session, short = await crib.session(ttl_s=600, idle_s=300), await crib.session(ttl_s=0.5)
+        await crib.call(session, "count")
+    set_clock(jump)
+    await asyncio.sleep(0.5)
+    async with running(machine.settings, machine.runtime) as crib:
+        await crib.server.reaper.tick()
+        assert (await crib.call(session, "count")).json()["content"][0]["text"] == "count 2"
+        assert detail(await crib.client.get(f"/v1/sessions/{short}"), 410, "session_gone")["cause"] == "expired"
+
+
+async def test_a_clock_that_is_set_under_a_server_is_noted_for_the_next(
+    machine: Machine, set_clock: Callable[[float], None]
+) -> None:
+    async with crashing(machine.settings, machine.runtime) as crib:
+        session = await crib.session(ttl_s=600, idle_s=300)
+        before = (await crib.client.get(f"/v1/sessions/{session}")).json()["expires_at"]
+        set_clock(3600)
+        await crib.server.reaper.note_use()
+        after = (await crib.client.get(f"/v1/sessions/{session}")).json()["expires_at"]
+        assert datetime.fromisoformat(after) - datetime.fromisoformat(before) > timedelta(minutes=59)
+    async with running(machine.settings, machine.runtime) as crib:
+        await crib.server.reaper.tick()
+        assert (await crib.client.get(f"/v1/sessions/{session}")).json()["expires_at"] == after
