@@ -13,14 +13,14 @@ from toolserver.runtime.fake_workspace import FakeWorkspace
 ECHO = """
 import sys
 for line in sys.stdin.buffer:
-    sys.stdout.buffer.write(line)
-    sys.stdout.buffer.flush()
+    while line:  # a pipe may take a part, as gVisor's do
+        line = line[sys.stdout.buffer.write(line) :]
 """
 EXIT_42 = "import sys; sys.exit(42)"
 FLOOD = "import os\nwhile True: os.write(1, b'y' * 65536)"
 DEAF = "import time\ntime.sleep(600)"
 STDERR_FLOOD = "import os\nfor _ in range(1000): os.write(2, b'e' * 65536)\nos.write(1, b'done')"
-EVERY_BYTE = "import os\nleft = bytes(range(256)) * 4096\nwhile left: left = left[os.write(1, left) :]  # gVisor takes it in pieces"
+EVERY_BYTE = "import os\nleft = bytes(range(256)) * 4096\nwhile left: left = left[os.write(1, left) :]"
 UNDYING = """
 import os, signal, time
 for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
