@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from toolserver.calls.command_call import command_line
 from toolserver.calls.request import CallRequest
 from toolserver.calls.running import RunningCall
 from toolserver.catalog import arguments as schema_check
@@ -43,6 +44,8 @@ class Admission:
         if errors := schema_check.check(tool, request.arguments):
             raise invalid_all([{**error, "pointer": "/arguments" + error["pointer"]} for error in errors])
         image = self._catalog.images[tool.image]
+        if image.kind == "cli":
+            command_line(image, tool, request.arguments)
         if image.egress.mode != "none" and session.grant.egress != "open":
             raise ToolServerError(
                 Code.POLICY_DENIED,

@@ -9,11 +9,13 @@ import time
 from toolserver.calls import failure
 from toolserver.calls.answer import Answer
 from toolserver.calls.carry_on import recalled
+from toolserver.calls.command_call import carry_out_command
 from toolserver.calls.conclude import answer_of, last_look, outcome_of
 from toolserver.calls.running import CancelledBy, RunningCall
 from toolserver.errors import SandboxGone
 from toolserver.runtime.base import SandboxEnded
 from toolserver.sandbox.stdio_client import RpcError
+from toolserver.sandbox.tool_sandbox import ToolSandbox
 from toolserver.settings import CallSettings
 from toolserver.telemetry.trace import Stage
 
@@ -21,6 +23,8 @@ from toolserver.telemetry.trace import Stage
 async def carry_out(call: RunningCall, settings: CallSettings) -> Answer:
     """The 200. Raises ToolServerError for every other end, RuntimeUnavailable when there is no sandbox for it."""
     box = call.session.boxes[call.tool.image]
+    if box.plan.image.kind == "cli":
+        return await carry_out_command(call, settings)
     sandbox = await box.sandbox()
     if call.cancelled_by is not None:
         raise failure.never_ran(call.call_id, call.cancelled_by)
@@ -76,6 +80,6 @@ async def stop(call: RunningCall, by: CancelledBy, grace_s: float) -> Answer:
         if answer is not None:
             return answer
         call.last_content = await last_look(call, sandbox)
-        if call.sandbox is not None:
+        if isinstance(call.sandbox, ToolSandbox) and isinstance(sandbox, ToolSandbox):
             await call.session.boxes[call.tool.image].bury(sandbox)
     return await asyncio.shield(call.answer)

@@ -11,7 +11,7 @@ from toolserver.calls.answer import Answer
 from toolserver.calls.outcome import Outcome, blocks_of, from_foreign, from_worker, tell_loss
 from toolserver.calls.running import RunningCall
 from toolserver.runtime.base import SandboxEnd
-from toolserver.sandbox.tool_sandbox import ToolSandbox
+from toolserver.sandbox.call_place import CallPlace
 from toolserver.settings import CallSettings
 
 _LAST_LOOK_S = 1.0
@@ -42,7 +42,7 @@ def answer_of(outcome: Outcome, call: RunningCall, lost: SandboxEnd | None) -> A
     return Answer.of(200, {"call_id": call.call_id, **outcome.fields})
 
 
-async def last_look(call: RunningCall, sandbox: ToolSandbox) -> list[dict[str, Any]]:
+async def last_look(call: RunningCall, sandbox: CallPlace) -> list[dict[str, Any]]:
     """The output so far of a call whose sandbox is about to be ended, if its worker still tells it."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_LAST_LOOK_S):

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from toolserver.calls.answer import Answer, encode_body
 from toolserver.calls.running import RunningCall
-from toolserver.sandbox.tool_sandbox import OutputPart, ToolSandbox
+from toolserver.sandbox.call_place import CallPlace, OutputPart
 
 CHUNK_BYTES = 64 << 10
 QUIET_S = 10.0  # after so long without an event a follower is told that there is none
@@ -48,7 +48,7 @@ async def follow(call: RunningCall, offset: int, until: float) -> AsyncIterator[
 
     None: nothing new for QUIET_S. The caller adds the outcome.
     """
-    followed: ToolSandbox | None = None
+    followed: CallPlace | None = None
     shown: dict[str, Any] | None = None
     while True:
         news: set[asyncio.Future[Any]] = {call.answer, call.news.changed}
@@ -67,7 +67,7 @@ async def follow(call: RunningCall, offset: int, until: float) -> AsyncIterator[
             yield None
 
 
-async def output(sandbox: ToolSandbox, call_id: str, offset: int, until: float) -> AsyncIterator[Event | None]:
+async def output(sandbox: CallPlace, call_id: str, offset: int, until: float) -> AsyncIterator[Event | None]:
     """The output that the sandbox still has of the call, from byte `offset` on, up to its end; none if it can't tell."""
     while (left_s := _left_s(until)) > 0:
         part = await sandbox.output(call_id, offset, left_s, CHUNK_BYTES)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from toolserver.calls.answer import Answer
 from toolserver.catalog.image import Tool
 from toolserver.errors import Code, ToolServerError
-from toolserver.sandbox.tool_sandbox import ToolSandbox
+from toolserver.sandbox.call_place import CallPlace
 from toolserver.sessions.session import Ending, Session
 from toolserver.store.calls import CallRow
 
@@ -73,15 +73,15 @@ class RunningCall:
     received: bool = True
     answer: asyncio.Future[Answer] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     task: asyncio.Task[None] | None = None
-    sandbox: ToolSandbox | None = None
-    placed: asyncio.Future[ToolSandbox] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    sandbox: CallPlace | None = None
+    placed: asyncio.Future[CallPlace] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     news: News = field(default_factory=News)
     cancelled_by: CancelledBy | None = None  # the first who asked
     last_content: list[dict[str, Any]] = field(default_factory=list)  # seen before its sandbox was ended for a cancel
     abort_error: ToolServerError | None = None
     settling: bool = False  # how it ended is known and is being written down
 
-    def hand_to(self, sandbox: ToolSandbox) -> None:
+    def hand_to(self, sandbox: CallPlace) -> None:
         self.sandbox = sandbox
         if not self.placed.done():
             self.placed.set_result(sandbox)

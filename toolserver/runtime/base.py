@@ -35,7 +35,7 @@ class SandboxSpec:
     and holds no secret; the session's env is bound later over the protocol. `egress`: the folder of doors to the egress proxy
     is mounted read-only at EGRESS_FOLDER; which door is told later, over the protocol. `door`: its name, for images that know
     no such protocol. `foreign`: an image of others, run as it is: an empty `command` means its own entrypoint and command, and
-    `working_dir` replaces its own; secrets reach it by `start` and never stand here.
+    `working_dir` replaces its own, `arguments` follow its entrypoint in place of its own; secrets reach it by `start` and never stand here.
     """
 
     sandbox_id: str
@@ -51,6 +51,7 @@ class SandboxSpec:
     door: str | None = None
     foreign: bool = False
     working_dir: str | None = None
+    arguments: tuple[str, ...] = ()
 
     def dump(self) -> str:
         """As JSON, for the store."""
@@ -61,7 +62,8 @@ class SandboxSpec:
         told = json.loads(text)
         known = {one.name for one in fields(cls)}  # those of an earlier version are left out
         kept = {name: value for name, value in told.items() if name in known}
-        return cls(**{**kept, "command": tuple(told["command"]), "limits": Limits(**told["limits"])})
+        lists = {name: tuple(kept[name]) for name in ("command", "arguments") if name in kept}
+        return cls(**{**kept, **lists, "limits": Limits(**told["limits"])})
 
 
 @dataclass(frozen=True)

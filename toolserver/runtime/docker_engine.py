@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -121,9 +121,9 @@ class DockerEngine:
 
         await self.call(post)
 
-    async def attach(self, container: str) -> socket.socket:
-        """The container's stdin, stdout and stderr as one raw socket, to be attached before it is started."""
-        return await self.call(lambda client: _attach(client, container))
+    async def attach(self, container: str, streams: Collection[str] = ("stdin", "stdout", "stderr")) -> socket.socket:
+        """These streams of the container as one raw socket, to be attached before it is started."""
+        return await self.call(lambda client: _attach(client, container, streams))
 
     def close(self) -> None:
         """Does not wait for threads that hang in a call; those end with the client's own time-out."""
@@ -132,8 +132,8 @@ class DockerEngine:
             self._client.close()
 
 
-def _attach(client: docker.APIClient, container: str) -> socket.socket:
-    params = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+def _attach(client: docker.APIClient, container: str, streams: Collection[str]) -> socket.socket:
+    params = {**dict.fromkeys(streams, 1), "stream": 1}
     attached: Any = client.attach_socket(container, params=params)
     inner = getattr(attached, "_sock", attached)
     if isinstance(inner, ssl.SSLSocket):

@@ -51,7 +51,8 @@ async def read_config(engine: DockerEngine, spec: SandboxSpec) -> ImageConfig:
     except Refused as no:
         raise ImageUnusable(f"The Docker engine would not tell of the image {spec.reference}.") from no
     config: dict[str, Any] = found.get("Config") or {}
-    command = tuple(spec.command or [*(config.get("Entrypoint") or []), *(config.get("Cmd") or [])])
+    command = spec.command or tuple(config.get("Entrypoint") or ())
+    command += spec.arguments or (() if spec.command else tuple(config.get("Cmd") or ()))
     if not command:
         raise ImageUnusable(f"The image {spec.image} names no command to run, and its entry gives none.")
     scratch = tuple(sorted(config.get("Volumes") or {}))

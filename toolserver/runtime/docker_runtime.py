@@ -155,7 +155,7 @@ class DockerRuntime(SandboxRuntime):
         stream: AttachedStream | None = None
         try:
             container = await self.engine.create(request, name)
-            stream = await AttachedStream.over(await self.engine.attach(container))
+            stream = await self._attached(container, whole=issubclass(kind, DockerCommand))
             timeout_s = self._settings.start_timeout_s
             await self.engine.call(lambda client: client.start(container), timeout_s=timeout_s)
             if foreign is not None:
@@ -177,6 +177,17 @@ class DockerRuntime(SandboxRuntime):
                 raise _why_not_started(spec, problem) from problem
             raise
         return kind(spec, self._containers, container, stream, self._forget)
+
+    async def _attached(self, container: str, *, whole: bool) -> AttachedStream:
+        """`whole`: what comes last on one stream counts also when another has ended before."""
+        if not whole:
+            return await AttachedStream.over(await self.engine.attach(container))
+        stdin = await self.engine.attach(container, ["stdin"])
+        try:
+            return await AttachedStream.over_two(stdin, await self.engine.attach(container, ["stdout", "stderr"]))
+        except BaseException:
+            stdin.close()
+            raise
 
     async def _foreign(self, spec: SandboxSpec, *, once: bool) -> Foreign:
         config = await read_config(self.engine, spec)

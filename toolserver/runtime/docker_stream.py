@@ -5,22 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections import deque
 
 from toolserver.errors import SandboxGone
 from toolserver.runtime.log_tail import LogTail
 
 CHUNK = 1 << 18
 _STDERR = 2
+_MAX_SEEN = 16
 
 
 class AttachedStream:
     """Memory is bounded both ways: a container that floods waits for `receive`, a sender waits for one that does not read."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, output: asyncio.StreamWriter | None = None
+    ) -> None:
+        """`writer` is for stdin, and `output` the other half of `reader` where that is a connection of its own."""
         self._reader, self._writer = reader, writer
+        self._connections = [one for one in (writer, output) if one is not None]
         self._reading, self._writing = asyncio.Lock(), asyncio.Lock()
         self._left, self._to_stderr = 0, False  # of the frame that is being read
-        self._ahead = b""  # of stdout, read already
+        self._ahead = deque[tuple[bytes, bool]]()  # read already; whether it is of stderr
         self._ended = False
         self.finished = False  # the container closed it, not we
         self.log = LogTail()
@@ -28,11 +34,14 @@ class AttachedStream:
     @classmethod
     async def over(cls, sock: socket.socket) -> AttachedStream:
         """Takes the socket over."""
-        if sock.family == socket.AF_UNIX:
-            reader, writer = await asyncio.open_unix_connection(sock=sock, limit=CHUNK)
-        else:
-            reader, writer = await asyncio.open_connection(sock=sock, limit=CHUNK)
-        return cls(reader, writer)
+        return cls(*await _connection(sock))
+
+    @classmethod
+    async def over_two(cls, stdin: socket.socket, output: socket.socket) -> AttachedStream:
+        """Takes both over. An engine gives up a socket as soon as one of its streams has ended, if stdin is among them."""
+        _, to_stdin = await _connection(stdin)
+        reader, writer = await _connection(output)
+        return cls(reader, to_stdin, writer)
 
     @property
     def open(self) -> bool:
@@ -54,11 +63,8 @@ class AttachedStream:
     async def receive(self) -> bytes:
         """The next bytes of stdout, b"" at the end."""
         async with self._reading:
-            if self._ahead:
-                ahead, self._ahead = self._ahead, b""
-                return ahead
-            while not self._ended:
-                data, to_stderr = await self._next()
+            while self._ahead or not self._ended:
+                data, to_stderr = self._ahead.popleft() if self._ahead else await self._next()
                 if data and not to_stderr:
                     return data
             return b""
@@ -66,24 +72,26 @@ class AttachedStream:
     async def receive_both(self) -> tuple[bytes, bool]:
         """The next bytes of either, and whether they are of stderr; b"" at the end."""
         async with self._reading:
-            if self._ahead:
-                ahead, self._ahead = self._ahead, b""
-                return ahead, False
-            while not self._ended:
-                data, to_stderr = await self._next()
+            while self._ahead or not self._ended:
+                data, to_stderr = self._ahead.popleft() if self._ahead else await self._next()
                 if data:
                     return data, to_stderr
             return b"", False
 
     async def line(self, limit: int) -> bytes:
         """The first line of stdout, or what there is of it at the end or after `limit` bytes. What follows comes by `receive`."""
-        line = b""
+        line, seen = b"", deque[tuple[bytes, bool]]()  # of stderr, which may come before what was said earlier
         while b"\n" not in line and len(line) < limit:
-            data = await self.receive()
+            data, to_stderr = await self.receive_both()
             if not data:
                 break
-            line += data
-        line, _, self._ahead = line.partition(b"\n")
+            if to_stderr:
+                if len(seen) < _MAX_SEEN:
+                    seen.append((data, True))
+            else:
+                line += data
+        line, _, rest = line.partition(b"\n")
+        self._ahead.extend([*seen, (rest, False)])
         return line
 
     async def drain(self) -> None:
@@ -123,9 +131,17 @@ class AttachedStream:
     def abort(self) -> None:
         """Close at once; a waiting `send` raises SandboxGone, `receive` gives b""."""
         self._ended = True
-        self._writer.transport.abort()
+        for one in self._connections:
+            one.transport.abort()
 
     async def close(self) -> None:
         self.abort()
-        with contextlib.suppress(OSError):
-            await self._writer.wait_closed()
+        for one in self._connections:
+            with contextlib.suppress(OSError):
+                await one.wait_closed()
+
+
+async def _connection(sock: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    if sock.family == socket.AF_UNIX:
+        return await asyncio.open_unix_connection(sock=sock, limit=CHUNK)
+    return await asyncio.open_connection(sock=sock, limit=CHUNK)

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from toolserver.errors import RuntimeUnavailable, SandboxGone
 from toolserver.runtime.base import Limits, Sandbox, SandboxEnd
+from toolserver.sandbox.call_place import OutputPart
 from toolserver.sandbox.stdio_client import RpcError, StdioClient
 
 WORKER_EXTENSION, WORKER_VERSION = "toolcrib/worker", 2
@@ -24,19 +25,6 @@ STATELESS_VERSION = "2026-07-28"  # the era without `initialize`
 _CLIENT = {"name": "toolcrib-toolserver", "version": "1"}
 _MAX_PAGES = 100
 _SHORT_S = 5.0  # for what a worker answers at once
-
-
-@dataclass(frozen=True)
-class OutputPart:
-    """A piece of a call's output. `chunks`: stream, text, and the byte offset after it where the worker tells it.
-
-    `next` is where to go on; `lost`: bytes before the first chunk that are not kept any more.
-    """
-
-    chunks: list[tuple[str, str, int | None]]
-    next: int
-    lost: int
-    ended: bool
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,20 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 
 from toolserver.catalog.image import ToolImage
 from toolserver.errors import RuntimeUnavailable, SandboxGone, StoreUnavailable
-from toolserver.runtime.base import Limits, Network, SandboxEnd, SandboxEnded, SandboxRuntime, SandboxSpec
+from toolserver.runtime.base import (
+    CommandSandbox,
+    Limits,
+    Network,
+    SandboxEnd,
+    SandboxEnded,
+    SandboxRuntime,
+    SandboxSpec,
+)
 from toolserver.sandbox.background import Background
 from toolserver.sandbox.stdio_client import RpcError
 from toolserver.sandbox.tool_sandbox import Term, ToolSandbox
@@ -101,6 +109,7 @@ class Box:
         self._changing = asyncio.Lock()
         self._lost: SandboxEnd | None = None  # an end that no call was told of yet
         self._closed = False
+        self._commands: set[CommandSandbox] = set()
         self._hidden: tuple[str, ...] = ()  # what must not stand in the log
         self._why_cold: str | None = "it was started at its first use"  # None: it came from the pool
         if earlier is not None:
@@ -249,6 +258,30 @@ class Box:
             _log.warning("sandbox_not_attached", extra={"fields": {**self._fields(), "problem": repr(problem)}})
             raise SandboxEnded(await found.close())
 
+    @contextlib.asynccontextmanager
+    async def command(self, arguments: tuple[str, ...]) -> AsyncIterator[tuple[CommandSandbox, Collection[str]]]:
+        """A sandbox that runs the image's command with these, and the secrets that it has. It is removed at the end.
+
+        Raises RuntimeUnavailable when it can't be started.
+        """
+        if self._closed:
+            raise RuntimeUnavailable("The session is ending.")
+        services, spec = self._services, replace(new_spec(self.plan), arguments=arguments)
+        services.holdings.sandboxes.add(spec.sandbox_id)
+        try:
+            hidden = await hidden_env(self.plan.image)
+            async with services.starts.turn():
+                sandbox = await services.runtime.run(spec, hidden)
+            self._commands.add(sandbox)
+            services.counted()
+            try:
+                yield sandbox, hidden.values()
+            finally:
+                await sandbox.remove()
+                self._commands.discard(sandbox)
+        finally:
+            services.holdings.sandboxes.discard(spec.sandbox_id)
+
     def take_loss(self) -> SandboxEnd | None:
         """How the sandbox before this one ended, told once: the state in it is lost."""
         lost, self._lost = self._lost, None
@@ -263,6 +296,7 @@ class Box:
 
     async def close(self) -> None:
         self._closed = True
+        await asyncio.gather(*(command.remove() for command in self._commands))
         async with self._changing:  # a start under way is waited for, and ended with what it started
             if self._live is not None:
                 await self._remove(self._live)

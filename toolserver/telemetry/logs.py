@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 from toolserver.telemetry.trace import current_trace
 
-_TELLING = 4
+HIDDEN = "[…]"
+TELLING = 4
 _json = json.JSONEncoder(ensure_ascii=False, default=str).encode
 
 
@@ -60,6 +61,6 @@ def configure_logging(level: str = "info", form: Literal["auto", "json", "text"]
 
 def without(secrets: Iterable[str], text: str) -> str:
     """The text with these values blotted out; values so short that they stand everywhere by chance are left."""
-    for secret in sorted((one for one in secrets if len(one) >= _TELLING), key=len, reverse=True):
-        text = text.replace(secret, "[…]")
+    for secret in sorted((one for one in secrets if len(one) >= TELLING), key=len, reverse=True):
+        text = text.replace(secret, HIDDEN)
     return text

@@ -13,7 +13,8 @@ from tests.unit.toolserver.crib import KEY, Crib, detail, running, settings
 from tests.unit.toolserver.events_client import EVENTS, Heard, heard, parsed, serving
 from toolserver.api import edge
 from toolserver.calls import live
-from toolserver.sandbox.tool_sandbox import OutputPart, ToolSandbox
+from toolserver.sandbox.call_place import OutputPart
+from toolserver.sandbox.tool_sandbox import ToolSandbox
 
 
 async def ask(client: httpx.AsyncClient, session: str, tool: str, arguments: Any, **more: Any) -> httpx.Response:
