@@ -319,7 +319,6 @@ class Executor:
 
 def _row_of(call: RunningCall) -> CallRow:
     """Of a call that begins now."""
-    box = call.session.boxes[call.tool.image]
     return CallRow(
         call.tenant,
         call.call_id,
@@ -329,8 +328,7 @@ def _row_of(call: RunningCall) -> CallRow:
         call.trace_id,
         time.time(),
         deadline_s=call.deadline_s,
-        # of a command nobody can tell later whether it was begun
-        generation=box.first_candidate if box.plan.image.kind == "mcp" else None,
+        generation=call.session.boxes[call.tool.image].first_candidate,
     )
 
 

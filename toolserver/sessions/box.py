@@ -149,8 +149,13 @@ class Box:
         return self._generation
 
     @property
-    def first_candidate(self) -> int:
-        """The generation of the first sandbox that a call written down now can be sent to."""
+    def first_candidate(self) -> int | None:
+        """The generation of the first sandbox that a call written down now can be sent to.
+
+        None for a command: nobody can tell later whether it was begun.
+        """
+        if self.plan.image.kind == "cli":
+            return None
         present = self._live is not None or self._earlier is not None
         return self._generation if present else self._generation + 1
 
@@ -294,7 +299,9 @@ class Box:
                 return await self._remove(dead)
         return await dead.close()
 
-    async def close(self) -> None:
+    async def close(self, session_id: str) -> None:
+        """With the session that has it. Again: nothing happens."""
+        del session_id  # it has no other
         self._closed = True
         await asyncio.gather(*(command.remove() for command in self._commands))
         async with self._changing:  # a start under way is waited for, and ended with what it started
@@ -344,7 +351,7 @@ class Box:
 
     async def _start(self) -> ToolSandbox:
         plan, services = self.plan, self._services
-        if self._generation and not await services.runtime.has_workspace(plan.workspace_id):
+        if self._generation and plan.workspace_id and not await services.runtime.has_workspace(plan.workspace_id):
             raise RuntimeUnavailable("The session's workspace is lost.")  # the reconcile ends the session
         spec = new_spec(plan)
         services.holdings.sandboxes.add(spec.sandbox_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 from toolserver.catalog.catalog import Catalog
 from toolserver.catalog.image import ToolImage
@@ -14,6 +15,7 @@ from toolserver.sessions.claim import Claim, Wanted, claim
 from toolserver.sessions.holdings import Holdings
 from toolserver.sessions.pool import Pool
 from toolserver.sessions.session import Grant
+from toolserver.sessions.shared_box import SharedBoxes
 from toolserver.sessions.spare import SpareMaker
 from toolserver.sessions.starting import Starts
 from toolserver.sessions.terms import Terms
@@ -45,6 +47,7 @@ class BoxMaker:
         self._background, self._holdings = background, holdings
         self._counted, self._claimed = counted, claimed
         self._starts = Starts(_PARALLEL_STARTS)
+        self._shared = SharedBoxes()
         self._services = self._services_under(Terms(0, settings.session.lease_s))
         self.pool = self._make_pool(hot, clock)
 
@@ -53,9 +56,18 @@ class BoxMaker:
         self._services = self._services_under(Terms(epoch, self._settings.session.lease_s))
 
     def make(
-        self, session_id: str, workspace_id: str, image: ToolImage, grant: Grant, earlier: SandboxRow | None = None
+        self,
+        tenant: str,
+        session_id: str,
+        workspace_id: str,
+        image: ToolImage,
+        grant: Grant,
+        *,
+        earlier: SandboxRow | None = None,
     ) -> Box:
         """`earlier`: the sandbox that an earlier server left it."""
+        if image.scope == "shared" and image.kind == "mcp":
+            return self._shared.join(tenant, session_id, self._shared_plan(image), self._services)
         return Box(self._plan(session_id, workspace_id, image, grant), self._services, earlier)
 
     async def claim(self, images: list[ToolImage], grant: Grant) -> dict[str, Claim]:
@@ -81,6 +93,13 @@ class BoxMaker:
             expected_tools=frozenset(tool.name for tool in image.tools),
             start_timeout_s=self._settings.runtime.start_timeout_s,
         )
+
+    def _shared_plan(self, image: ToolImage) -> BoxPlan:
+        """Of a sandbox of no session: it has no files, and the limits of the settings."""
+        limits = self._settings.limits
+        usual = Limits(limits.memory_mb, limits.cpus, limits.pids, limits.disk_mb)
+        grant = Grant(0, 0, (image.name,), self._runtime.effective_limits(usual), "none")
+        return self._plan("shared", "", replace(image, workspace="none"), grant)
 
     def _make_pool(self, hot: Callable[[], bool], clock: Callable[[], float]) -> Pool:
         limits = self._settings.limits

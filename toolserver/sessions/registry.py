@@ -98,7 +98,12 @@ class Registry:
             images = [self.catalog.images[name] for name in grant.images if name in self.catalog.images]
             boxes = {
                 image.name: self._boxes.make(
-                    row.session_id, row.workspace_id, image, grant, earlier.get((row.session_id, image.name))
+                    row.tenant,
+                    row.session_id,
+                    row.workspace_id,
+                    image,
+                    grant,
+                    earlier=earlier.get((row.session_id, image.name)),
                 )
                 for image in images
             }
@@ -227,7 +232,7 @@ class Registry:
             workspace_id = f"wsp_{secrets.token_hex(12)}" if spare is None else spare.spec.workspace_id
             if spare is not None and self.catalog.images[spare.image].limits == LimitsOverride():
                 grant = replace(grant, limits=spare.limits)  # as they were read back
-            boxes = {image.name: self._boxes.make(session_id, workspace_id, image, grant) for image in images}
+            boxes = {image.name: self._boxes.make(tenant, session_id, workspace_id, image, grant) for image in images}
             try:
                 for name, found in claims.items():
                     await boxes[name].begin_with(found)
@@ -322,7 +327,7 @@ class Registry:
 
     async def _dismantle(self, session_id: str, workspace_id: str, boxes: Mapping[str, Box]) -> bool:
         """Whether all of it is gone; if not, a reconcile takes the rest."""
-        ends = await asyncio.gather(*(box.close() for box in boxes.values()), return_exceptions=True)
+        ends = await asyncio.gather(*(box.close(session_id) for box in boxes.values()), return_exceptions=True)
         problems = [end for end in ends if end is not None]
         try:
             await self.runtime.delete_workspace(workspace_id)
