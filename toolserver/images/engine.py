@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -19,6 +20,26 @@ from toolserver.images.definition import ImageBuildError
 Progress = Callable[[str], None]
 QUICK_S, BUILD_S = 30, 1800
 NO_ENGINE = "No Docker engine answers. Start one, or set TOOLSERVER_RUNTIME__DOCKER_HOST to where it listens."
+
+
+@dataclass(frozen=True)
+class ImageFacts:
+    """What an image says of itself. `digest` is the engine's id of it, which a sandbox can be started from.
+
+    `env_names` are of variables that it sets; their values may be anything. `volumes`: folders that it wants to write.
+    """
+
+    digest: str
+    repo_digests: tuple[str, ...]
+    labels: Mapping[str, str]
+    entrypoint: tuple[str, ...]
+    command: tuple[str, ...]
+    env_names: tuple[str, ...]
+    user: str
+    working_dir: str
+    volumes: tuple[str, ...]
+    architecture: str
+    size_bytes: int
 
 
 class ImageEngine:
@@ -61,9 +82,29 @@ class ImageEngine:
         found = self.image(reference) or {}
         return dict((found.get("Config") or {}).get("Labels") or {})
 
+    def describe(self, reference: str) -> ImageFacts | None:
+        """None when the engine does not have it. Raises ImageBuildError."""
+        found = self.image(reference)
+        if found is None:
+            return None
+        config: dict[str, Any] = found.get("Config") or {}
+        return ImageFacts(
+            digest=str(found["Id"]),
+            repo_digests=tuple(found.get("RepoDigests") or ()),
+            labels=dict(config.get("Labels") or {}),
+            entrypoint=tuple(config.get("Entrypoint") or ()),
+            command=tuple(config.get("Cmd") or ()),
+            env_names=tuple(str(line).partition("=")[0] for line in config.get("Env") or ()),
+            user=str(config.get("User") or ""),
+            working_dir=str(config.get("WorkingDir") or "/"),
+            volumes=tuple(sorted(config.get("Volumes") or {})),
+            architecture=str(found.get("Architecture") or ""),
+            size_bytes=int(found.get("Size") or 0),
+        )
+
     def pull(self, reference: str, progress: Progress) -> bool:
         """False when it can't be had from where the engine looks."""
-        name, _, tag = reference.rpartition(":") if ":" in reference.rsplit("/", 1)[-1] else (reference, "", "latest")
+        name, tag = _name_and_tag(reference)
         try:
             for said in self._client.pull(name, tag=tag, stream=True, decode=True):
                 if "error" in said:
@@ -150,3 +191,12 @@ def _follow(said: Iterator[dict[str, Any]], tagged: str, progress: Progress) -> 
     if not image_id:
         raise ImageBuildError(f"The engine ended the build of {tagged} without an image.\n{last}".rstrip())
     return image_id
+
+
+def _name_and_tag(reference: str) -> tuple[str, str]:
+    """A digest is what the engine takes for a tag; no tag is `latest`, since all of them are never meant."""
+    if "@" in reference:
+        name, _, digest = reference.partition("@")
+        return name, digest
+    name, colon, tag = reference.rpartition(":")
+    return (name, tag) if colon and "/" not in tag else (reference, "latest")

@@ -9,7 +9,7 @@ import pytest
 from toolserver.images import build
 from toolserver.images.build import build_images, missing_images, optional_images
 from toolserver.images.definition import ImageBuildError, base_definition, launcher_definition, tool_definitions
-from toolserver.images.engine import ImageEngine
+from toolserver.images.engine import ImageEngine, _name_and_tag
 from toolserver.images.wheels import cached_wheels
 
 
@@ -87,3 +87,31 @@ def test_nothing_in_an_image_keeps_a_setuid_bit() -> None:
     )
     with ImageEngine(None) as engine:
         assert engine.run(tool_definitions()["workspace"].tagged, code) == "[]"
+
+
+@pytest.mark.parametrize(
+    ("reference", "name", "tag"),
+    [
+        ("mcp/time", "mcp/time", "latest"),
+        ("mcp/time:1", "mcp/time", "1"),
+        ("localhost:5000/time", "localhost:5000/time", "latest"),
+        ("localhost:5000/time:1", "localhost:5000/time", "1"),
+        ("mcp/time@sha256:00", "mcp/time", "sha256:00"),
+    ],
+)
+def test_a_reference_is_a_name_and_a_tag(reference: str, name: str, tag: str) -> None:
+    assert _name_and_tag(reference) == (name, tag)
+
+
+@pytest.mark.docker
+def test_what_an_image_says_of_itself() -> None:
+    with ImageEngine(None) as engine:
+        assert engine.describe("example.invalid/nobody/none:1") is None
+        facts = engine.describe(tool_definitions()["workspace"].tagged)
+    assert facts is not None
+    assert facts.digest.startswith("sha256:")
+    assert facts.entrypoint[0] == "python3"
+    assert facts.user == "10001:10001"
+    assert facts.working_dir == "/workspace"
+    assert "PATH" in facts.env_names
+    assert facts.size_bytes > 1 << 20
