@@ -68,8 +68,8 @@ class ToolImage:
     `builtin` images come with the server and speak its extension, `added` ones run as they are. scope: `shared` sandboxes
     serve all sessions of a tenant. env is fixed at start and visible to whoever may inspect the sandbox. secrets are not in
     it: variables whose values are read when a sandbox starts and are neither logged nor shown. deadline_s: the most for a
-    call of its tools. cli: of `kind` cli, by the tool's own name. retry: `idempotent` tools may be repeated by the server. era: the MCP era that it was found to speak. optional: offered only where it can be started. host_programs: what it
-    needs of the host under bubblewrap, whose sandboxes have the host's programs.
+    call of its tools. cli: of `kind` cli, by the tool's own name. retry: `idempotent` tools may be repeated by the server. era: the MCP era that it was found to speak. optional: offered only where it can be started. host_programs: the
+    browsers that it needs of the host under bubblewrap, whose sandboxes have the host's programs.
     """
 
     name: str

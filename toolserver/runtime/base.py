@@ -35,7 +35,8 @@ class SandboxSpec:
     and holds no secret; the session's env is bound later over the protocol. `egress`: the folder of doors to the egress proxy
     is mounted read-only at EGRESS_FOLDER; which door is told later, over the protocol. `door`: its name, for images that know
     no such protocol. `foreign`: an image of others, run as it is: an empty `command` means its own entrypoint and command, and
-    `working_dir` replaces its own, `arguments` follow its entrypoint in place of its own; secrets reach it by `start` and never stand here.
+    `working_dir` replaces its own, `arguments` follow its entrypoint in place of its own; secrets reach it by `start` and never stand here. `draws_pages`: a browser, which reserves far more
+    address space than it uses and needs fonts.
     """
 
     sandbox_id: str
@@ -52,6 +53,7 @@ class SandboxSpec:
     foreign: bool = False
     working_dir: str | None = None
     arguments: tuple[str, ...] = ()
+    draws_pages: bool = False
 
     def dump(self) -> str:
         """As JSON, for the store."""

@@ -6,13 +6,14 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolserver.runtime.base import Limits, SandboxSpec
+from toolserver.runtime.base import SandboxSpec
 from toolserver.runtime.hardening import MIB, OPEN_FILES, SANDBOX_UID, WORKSPACE, shm_mb, thread_env, tmp_mb
 from toolserver.runtime.interpreter import Interpreter
 
 IMAGES_IN_SANDBOX = "/opt/toolcrib/sandbox_images"
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 MAPPED_MB = 1024  # address space beyond the memory limit, for program files and reserves that are never touched
+FONTS = "/usr/share/fonts"
 _USR = ("bin", "sbin", "lib", "lib32", "lib64", "libexec")
 _SHARE = ("awk", "ca-certificates", "file", "git-core", "i18n", "mime", "misc", "perl", "perl5", "terminfo", "zoneinfo")
 _ENV = {
@@ -73,7 +74,7 @@ def command_line(
     inside = [*_environment(spec, place), "--chdir", home, "--"]
     return [
         *(place.bwrap, *own_user, *namespaces, *network, *process, *files, *descriptors, *inside),
-        *(*_drop_user(place), *_limits(spec.limits, place.open_files), *spec.command),
+        *(*_drop_user(place), *_limits(spec, place.open_files), *spec.command),
     ]
 
 
@@ -118,6 +119,8 @@ def _own(spec: SandboxSpec, place: Place) -> list[str]:
     if place.memory_group is not None:
         source, target = place.memory_group
         arguments += _bound(((str(source), target),))
+    if spec.draws_pages:
+        arguments += ["--ro-bind-try", FONTS, FONTS]
     if place.workspace is not None:
         arguments += ["--ro-bind" if spec.workspace == "ro" else "--bind", str(place.workspace), WORKSPACE]
     return arguments
@@ -146,9 +149,10 @@ def _drop_user(place: Place) -> list[str]:
     return ["setpriv", *user, "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", "--pdeathsig", "KILL"]
 
 
-def _limits(limits: Limits, open_files: int) -> list[str]:
+def _limits(spec: SandboxSpec, open_files: int) -> list[str]:
     """Of each process, but `nproc`, which counts the user's. `data` is private memory, so MemoryError comes at the limit."""
+    limits = spec.limits
     memory, disk = limits.memory_mb * MIB, limits.disk_mb * MIB
     bounds = {"core": 0, "nofile": open_files, "nproc": limits.pids, "fsize": disk}
-    bounds |= {"data": memory, "as": memory + MAPPED_MB * MIB}
+    bounds |= {"data": memory} | ({} if spec.draws_pages else {"as": memory + MAPPED_MB * MIB})
     return ["prlimit", *(f"--{name}={math.ceil(value)}" for name, value in bounds.items()), "--"]

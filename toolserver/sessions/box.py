@@ -68,6 +68,7 @@ def new_spec(plan: BoxPlan) -> SandboxSpec:
         network=plan.network,
         env=image.env,
         foreign=image.origin == "added",
+        draws_pages=bool(image.host_programs),
         working_dir=image.working_dir,
     )
 

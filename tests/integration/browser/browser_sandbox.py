@@ -20,7 +20,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from toolserver.runtime.base import Limits, Sandbox, SandboxSpec
+from toolserver.runtime.base import Limits, Sandbox, SandboxRuntime, SandboxSpec
+from toolserver.runtime.bubblewrap_runtime import BubblewrapRuntime
+from toolserver.runtime.bubblewrap_sandbox import Processes
 from toolserver.runtime.docker_runtime import DockerRuntime
 from toolserver.settings import RuntimeSettings
 
@@ -119,14 +121,15 @@ class Ending:
 class BrowserSandbox:
     """Its own event loop runs in a thread, so that tests of a module can share it."""
 
-    def __init__(self, state: Path, limits: Limits) -> None:
+    def __init__(self, state: Path, limits: Limits, runtime: str = "docker") -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._lines, self._next = b"", 0
         self.epoch = 0  # of the calls
         self.ended: dict[int, dict[str, Any]] = {}  # answers that came while another one was waited for
-        self._runtime = DockerRuntime(f"browser-{secrets.token_hex(4)}", state, RuntimeSettings())
+        made = {"docker": DockerRuntime, "bubblewrap": BubblewrapRuntime}[runtime]
+        self._runtime: SandboxRuntime = made(f"browser-{secrets.token_hex(4)}", state, RuntimeSettings())
         self._workspace = f"ws-{secrets.token_hex(4)}"
         self.sandbox: Sandbox = self._do(self._start(limits))
         self.ask("initialize", protocolVersion="2025-06-18", capabilities={}, clientInfo={"name": "t", "version": "1"})
@@ -141,6 +144,7 @@ class BrowserSandbox:
             f"toolcrib/browser:{version('toolcrib')}",
             COMMAND,
             limits,
+            draws_pages=True,
         )
         return await self._runtime.start(spec)
 
@@ -148,6 +152,10 @@ class BrowserSandbox:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(150)
 
     def proxy(self) -> Proxy:
+        if isinstance(self._runtime, BubblewrapRuntime):
+            processes = Processes.load(self.sandbox.handle)
+            assert processes is not None
+            return Proxy(processes.first.pid)
         command = ["docker", "inspect", "-f", "{{.State.Pid}}", self.sandbox.handle]
         return Proxy(int(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
 
