@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.unit.toolserver.crib import Crib, detail
 from toolserver.catalog.catalog import Catalog
 from toolserver.errors import RuntimeUnavailable
 from toolserver.runtime.bubblewrap_runtime import BubblewrapRuntime
@@ -37,6 +38,14 @@ async def test_an_image_comes_and_goes_with_what_it_needs(tmp_path: Path) -> Non
     runtime.said, runtime.away = "not built", True
     await optional.look()  # an engine that does not answer changes nothing
     assert "browser" in catalog.images
+
+
+async def test_a_session_that_names_an_absent_image_is_told_how_to_get_it(crib: Crib) -> None:
+    crib.server.catalog.absent["browser"] = "Build it: toolserver images build browser"
+    answer = await crib.client.post("/v1/sessions", json={"images": ["browser"]})
+    assert detail(answer, 422, "invalid_arguments")["errors"] == [
+        {"pointer": "/images/0", "message": crib.server.catalog.absent["browser"]}
+    ]
 
 
 async def test_bubblewrap_names_the_program_and_its_package(tmp_path: Path) -> None:
