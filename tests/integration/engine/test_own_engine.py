@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ import pytest
 
 from tests.own_engine import NO_RUNSC, RUNSC, OwnEngine, why_not
 from tests.server_process import ServerProcess
+from toolserver.errors import ImageUnusable
+from toolserver.runtime.base import Limits, SandboxSpec
+from toolserver.runtime.docker_runtime import DockerRuntime
+from toolserver.settings import RuntimeSettings
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(400), pytest.mark.skipif(bool(why_not()), reason=why_not())]
 needs_runsc = pytest.mark.skipif(bool(NO_RUNSC), reason=NO_RUNSC)
@@ -29,7 +34,7 @@ needs_runsc = pytest.mark.skipif(bool(NO_RUNSC), reason=NO_RUNSC)
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnEngine]:
     engine = OwnEngine(tmp_path_factory.mktemp("engine"), {"runtimes": {"runsc": RUNSC}} if RUNSC["path"] else {})
     try:
-        engine.start().load(f"toolcrib/workspace:{version('toolcrib')}")
+        engine.start().load(*(f"toolcrib/{name}:{version('toolcrib')}" for name in ("workspace", "launcher")))
         yield engine
     finally:
         engine.close()
@@ -252,3 +257,35 @@ def test_gvisor_that_is_required_and_missing_refuses_and_preferred_says_so(tmp_p
             client.delete(f"/v1/sessions/{created['id']}")
     finally:
         preferred.end()
+
+
+@needs_runsc
+async def test_images_of_others_run_on_gvisor_too(engine: OwnEngine, tmp_path: Path) -> None:
+    settings = RuntimeSettings(docker_host=engine.host, isolation="require-gvisor")
+    runtime = DockerRuntime(f"test-{uuid.uuid4().hex[:12]}", tmp_path, settings)
+    await runtime.open()
+    launcher = f"toolcrib/launcher:{version('toolcrib')}"  # an image of static programs alone
+    limits = Limits(memory_mb=128, cpus=1, pids=32, disk_mb=16)
+    spec = SandboxSpec("box", "s1", "theirs", launcher, (), limits, workspace="none", foreign=True)
+    try:
+        script = 'cat; echo "$TOKEN" "$HOME" $(id -u); cat /proc/version; echo lost >&2; exit 7'
+        command = await runtime.run(replace(spec, command=("/launcher/busybox", "sh", "-c", script)), {"TOKEN": "t 1"})
+        await command.send(b"given\n")
+        await command.end_input()
+        said = [b"", b""]
+        while (told := await command.receive_both())[0]:
+            said[told[1]] += told[0]
+        end = await command.remove()
+        assert said[0].startswith(b"given\nt 1 /tmp 10001\nLinux version 4.4.0")
+        assert said[1] == b"lost\n"
+        assert (end.cause, end.exit_code) == ("exited", 7)
+        sandbox = await runtime.start(replace(spec, sandbox_id="box2", command=("/launcher/busybox", "cat")))
+        await sandbox.send(b"on and on\n")
+        assert await sandbox.receive() == b"on and on\n"
+        assert (await sandbox.remove()).cause == "killed"
+        with pytest.raises(ImageUnusable, match="no program 'none'"):
+            await runtime.start(replace(spec, sandbox_id="box3", command=("none",)))
+    finally:
+        await runtime.sweep()
+        await runtime.close()
+    wait_empty(engine)
