@@ -15,6 +15,7 @@ import sys
 for line in sys.stdin.buffer:
     while line:  # a pipe may take a part, as gVisor's do
         line = line[sys.stdout.buffer.write(line) :]
+    sys.stdout.buffer.flush()
 """
 EXIT_42 = "import sys; sys.exit(42)"
 FLOOD = "import os\nwhile True: os.write(1, b'y' * 65536)"
