@@ -33,6 +33,7 @@ from toolserver.runtime.docker_disk import StillInUse, WorkspaceVolumes
 from toolserver.runtime.docker_engine import NOT_ANSWERING, DockerEngine, NotInEngine, Refused
 from toolserver.runtime.docker_launcher import ROLE, Launcher, begin, read_config
 from toolserver.runtime.docker_sandbox import Containers, DockerCommand, DockerSandbox, end_of
+from toolserver.runtime.docker_sidecar import name_of, start_sidecar
 from toolserver.runtime.docker_stream import AttachedStream
 from toolserver.runtime.hardening import SANDBOX_UID, Foreign, create_request, pids_limit
 from toolserver.runtime.uninterrupted import uninterrupted
@@ -45,6 +46,7 @@ NO_GVISOR = (
     "the Docker engine has no gVisor runtime. Install runsc, add it to the engine's runtimes (docs/how-to/gvisor.md), or set "
     "TOOLSERVER_RUNTIME__ISOLATION=runc."
 )
+_ALIVE = ("running", "paused")
 FIRST_CGROUPNS_VERSION = (1, 41)
 _log = logging.getLogger(__name__)
 
@@ -82,6 +84,7 @@ class DockerRuntime(SandboxRuntime):
         self._choosing = asyncio.Lock()
         self._probe_name = f"probe-{secrets.token_hex(6)}"
         self._prefix = f"toolcrib-{checked_id(server_id)}"
+        self._doors = f"{self._prefix}-egress"  # the volume with the doors to the egress proxy
         self._launcher = Launcher(self.engine, self._prefix, {SERVER: server_id})
 
     async def open(self) -> None:
@@ -141,7 +144,10 @@ class DockerRuntime(SandboxRuntime):
         await self._containers.remove_left_over()
         name = f"{self._prefix}-{checked_id(spec.sandbox_id)}"
         labels = {WORKSPACE: spec.workspace_id, SANDBOX: spec.sandbox_id, IMAGE: spec.image}
-        foreign = await self._foreign(spec, once=issubclass(kind, DockerCommand)) if spec.foreign else None
+        beside = name_of(name) if spec.foreign and spec.door is not None else None
+        foreign = None
+        if spec.foreign:
+            foreign = await self._foreign(spec, beside, once=issubclass(kind, DockerCommand))
         request = create_request(
             spec,
             labels={SERVER: self._server_id, **labels},
@@ -149,11 +155,14 @@ class DockerRuntime(SandboxRuntime):
             private_cgroup=self._has_cgroup_namespaces(),
             gvisor=self._gvisor,
             foreign=foreign,
+            doors=self._doors,
         )
         if spec.workspace != "none":
             await self._volumes.ready(self._volume(spec.workspace_id))
         stream: AttachedStream | None = None
         try:
+            if beside is not None:
+                await self._start_sidecar(spec, beside, labels)
             container = await self.engine.create(request, name)
             stream = await self._attached(container, whole=issubclass(kind, DockerCommand))
             timeout_s = self._settings.start_timeout_s
@@ -169,6 +178,8 @@ class DockerRuntime(SandboxRuntime):
                 self._containers.remember(name)  # asking again would only wait again
             else:
                 await self._containers.remove_or_remember(name)
+            if beside is not None:
+                await self._containers.remove_or_remember(beside)
             if isinstance(problem, (Refused, NotInEngine)):
                 self._launcher.doubt()
                 _log.warning(
@@ -176,7 +187,19 @@ class DockerRuntime(SandboxRuntime):
                 )
                 raise _why_not_started(spec, problem) from problem
             raise
-        return kind(spec, self._containers, container, stream, self._forget)
+        return kind(spec, self._containers, container, stream, self._forget, beside=beside)
+
+    async def _start_sidecar(self, spec: SandboxSpec, name: str, labels: Mapping[str, str]) -> None:
+        await start_sidecar(
+            self.engine,
+            spec,
+            name,
+            labels={SERVER: self._server_id, **labels},
+            doors=self._doors,
+            private_cgroup=self._has_cgroup_namespaces(),
+            gvisor=self._gvisor,
+            timeout_s=self._settings.start_timeout_s,
+        )
 
     async def _attached(self, container: str, *, whole: bool) -> AttachedStream:
         """`whole`: what comes last on one stream counts also when another has ended before."""
@@ -189,9 +212,9 @@ class DockerRuntime(SandboxRuntime):
             stdin.close()
             raise
 
-    async def _foreign(self, spec: SandboxSpec, *, once: bool) -> Foreign:
+    async def _foreign(self, spec: SandboxSpec, beside: str | None, *, once: bool) -> Foreign:
         config = await read_config(self.engine, spec)
-        return Foreign(config.command, await self._launcher.volume(), config.scratch, once=once)
+        return Foreign(config.command, await self._launcher.volume(), config.scratch, beside, once)
 
     async def attach(self, spec: SandboxSpec, handle: str) -> Sandbox:
         sandbox = await uninterrupted(self._attach(spec, handle), undo=lambda found: found.release())
@@ -211,7 +234,8 @@ class DockerRuntime(SandboxRuntime):
             raise SandboxEnded(SandboxEnd("removed")) from missing
         except Refused as no:
             raise RuntimeUnavailable("The Docker engine would not attach to a sandbox.") from no
-        return DockerSandbox(spec, self._containers, handle, stream, self._forget)
+        beside = name_of(f"{self._prefix}-{spec.sandbox_id}") if spec.foreign and spec.door is not None else None
+        return DockerSandbox(spec, self._containers, handle, stream, self._forget, beside=beside)
 
     async def lacks(self, image: str, reference: str, host_programs: tuple[str, ...]) -> str | None:
         del host_programs
@@ -287,7 +311,7 @@ class DockerRuntime(SandboxRuntime):
         start = f"{self._prefix}-"
         return Inventory(
             sandboxes=_labels(containers, SANDBOX),
-            running=_labels([one for one in containers if one.get("State") in ("running", "paused")], SANDBOX),
+            running=_labels([one for one in containers if _is_sandbox(one) and one.get("State") in _ALIVE], SANDBOX),
             # the probe is nobody's, and not left behind: it may be under way
             workspaces=frozenset(name for n in names if n.startswith(start) and is_id(name := n.removeprefix(start)))
             - {self._probe_name},
@@ -356,6 +380,11 @@ class DockerRuntime(SandboxRuntime):
             await self._containers.remove_left_over()
             await self._launcher.clear()
         self.engine.close()
+
+
+def _is_sandbox(container: dict[str, Any]) -> bool:
+    """And not what stands beside one."""
+    return ROLE not in (container.get("Labels") or {})
 
 
 def _labels(found: list[dict[str, Any]], label: str) -> frozenset[str]:

@@ -13,7 +13,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from toolserver.runtime.base import Limits, SandboxSpec
+from toolserver.runtime.base import EGRESS_FOLDER, Limits, SandboxSpec
 from toolserver.runtime.docker_launcher import MOUNTED_AT, launch_command
 
 SANDBOX_UID = 10001
@@ -79,12 +79,13 @@ def create_request(
     private_cgroup: bool = True,
     gvisor: str | None = None,
     foreign: Foreign | None = None,
+    doors: str | None = None,
 ) -> dict[str, Any]:
     """The body of the engine's `POST /containers/create`.
 
     `volume` is the session's workspace, None when the spec wants none. `private_cgroup`: false for engines without
     cgroup namespaces. `gvisor`: the engine's runtime of that name, in place of its own. `foreign`: for added images, which are
-    held to all that ours are held to.
+    held to all that ours are held to. `doors`: the volume with the doors to the egress proxy, for those that have one.
     """
     body: dict[str, Any] = {
         "Image": spec.reference,
@@ -101,7 +102,7 @@ def create_request(
         "NetworkDisabled": False,  # decided by NetworkMode alone
         "Healthcheck": {"Test": ["NONE"]},
         "StopSignal": "SIGKILL",
-        "HostConfig": _host_config(spec, volume, private_cgroup=private_cgroup, gvisor=gvisor),
+        "HostConfig": _host_config(spec, volume, doors, private_cgroup=private_cgroup, gvisor=gvisor),
     }
     if foreign is not None:
         _make_foreign(body, spec, foreign)
@@ -144,13 +145,25 @@ def scratch_mb(limits: Limits, folders: int) -> int:
     return max(1, min(64, limits.memory_mb // 8) // max(1, folders))
 
 
-def _host_config(spec: SandboxSpec, volume: str | None, *, private_cgroup: bool, gvisor: str | None) -> dict[str, Any]:
+def _host_config(
+    spec: SandboxSpec, volume: str | None, doors: str | None, *, private_cgroup: bool, gvisor: str | None
+) -> dict[str, Any]:
     limits = spec.limits
     memory = limits.memory_mb * MIB
-    mounts = []
+    mounts: list[dict[str, Any]] = []
     if volume is not None:
         read_only = spec.workspace == "ro"
         mounts = [{"Type": "volume", "Source": volume, "Target": WORKSPACE, "ReadOnly": read_only}]
+    if doors is not None and (spec.egress or spec.door is not None):
+        mounts.append(
+            {
+                "Type": "volume",
+                "Source": doors,
+                "Target": EGRESS_FOLDER,
+                "ReadOnly": True,
+                "VolumeOptions": {"NoCopy": True},
+            }
+        )
     return {
         **({} if gvisor is None else {"Runtime": gvisor}),
         "NetworkMode": "bridge" if spec.network == "open" else "none",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.foreign_images import ForeignImages, foreign_images
-from toolserver.errors import ImageUnusable
+from toolserver.errors import ImageUnusable, RuntimeUnavailable
+from toolserver.runtime import docker_sidecar
 from toolserver.runtime.base import Limits, Sandbox, SandboxSpec
 from toolserver.runtime.docker_runtime import DockerRuntime
 from toolserver.settings import RuntimeSettings
@@ -285,3 +287,88 @@ async def test_the_launcher_is_made_again_when_somebody_removed_it(
     with pytest.raises(ImageUnusable):
         await runtime.start(spec(image, "cat", sandbox_id="second"))
     await (await runtime.start(spec(image, "cat", sandbox_id="third"))).remove()
+
+
+FORWARDER = (
+    "import os, socket, sys, threading\n"
+    "door = '/.toolcrib/egress/' + sys.argv[1]\n"
+    "if not os.path.exists(door):\n"
+    "    sys.exit('there is no such door')\n"
+    "listener = socket.create_server(('127.0.0.1', 3128))\n"
+    "print('ready', flush=True)\n"
+    "while True:\n"
+    "    link, _ = listener.accept()\n"
+    "    link.sendall(open(door, 'rb').read()); link.close()\n"
+)
+ASK = (
+    "import json, socket, sys\n"
+    "out = {}\n"
+    "for place in (('127.0.0.1', 3128), ('1.1.1.1', 80)):\n"
+    "    try:\n"
+    "        with socket.create_connection(place, 5) as link: out[place[0]] = link.recv(99).decode()\n"
+    "    except OSError as no: out[place[0]] = type(no).__name__\n"
+    "names = [line.split(':')[0].strip() for line in open('/proc/net/dev') if ':' in line]\n"
+    "print(json.dumps([out, names]), flush=True)\n"
+    "sys.stdin.read()\n"
+)
+
+
+@pytest.fixture
+def way_out(images: ForeignImages, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An image in place of the egress image, whose doors are plain files; the name of a door."""
+    place = "/opt/toolcrib/sandbox_images/base"
+    image = images.build(
+        "FROM base",
+        "USER root",
+        f"RUN mkdir -p {place}",
+        f"RUN printf %s {base64.b64encode(FORWARDER.encode()).decode()} | base64 -d > {place}/forwarder.py",
+    )
+    monkeypatch.setattr(
+        docker_sidecar,
+        "sidecar_spec",
+        lambda spec, made=docker_sidecar.sidecar_spec: replace(made(spec), reference=image),
+    )
+    return "0123456789abcdef" * 2
+
+
+async def put_door(runtime: DockerRuntime, images: ForeignImages, door: str) -> None:
+    """Into the volume of the doors, as the proxy of the server has it."""
+    image = images.build("FROM base", "USER root", f"RUN mkdir /doors && echo through > /doors/{door}")
+    labels = {"toolcrib.server": runtime._server_id, "toolcrib.role": "doors"}
+    await runtime.engine.call(lambda client: client.create_volume(runtime._doors, labels=labels))
+    host = {"Mounts": [{"Type": "volume", "Source": runtime._doors, "Target": "/doors"}]}
+    made = await runtime.engine.create({"Image": image, "Cmd": ["true"], "HostConfig": host}, f"{runtime._prefix}-x")
+    await runtime.engine.call(lambda client: client.remove_container(made))
+
+
+async def test_the_way_out_of_an_image_is_a_container_beside_it(
+    runtime: DockerRuntime, images: ForeignImages, way_out: str
+) -> None:
+    image = images.build("FROM base", "WORKDIR /")
+    await put_door(runtime, images, way_out)
+    try:
+        sandbox = await runtime.start(spec(image, "python3", "-c", ASK, door=way_out))
+        out, interfaces = await said(sandbox)
+        assert out == {"127.0.0.1": "through\n", "1.1.1.1": "OSError"}
+        assert interfaces == ["lo"]
+        found = await runtime.inventory()
+        assert found.sandboxes == found.running == {"box"}
+        mine = {"label": f"toolcrib.server={runtime._server_id}"}
+        listed = await runtime.engine.call(lambda client: client.containers(all=True, filters=mine))
+        beside = [one for one in listed if one["Labels"].get("toolcrib.role") == "egress"]
+        assert len(listed) == 2
+        told = (await runtime.engine.call(lambda client: client.inspect_container(beside[0]["Id"])))["HostConfig"]
+        assert (told["NetworkMode"], told["CapDrop"], told["ReadonlyRootfs"]) == ("none", ["ALL"], True)
+        await sandbox.release()
+        again = await runtime.attach(sandbox.spec, sandbox.handle)
+        await again.remove()
+        assert not await runtime.engine.call(lambda client: client.containers(all=True, filters=mine))
+        left = await runtime.start(spec(image, "cat", door=way_out, sandbox_id="box2"))
+        assert await runtime.sweep() == 1
+        await left.remove()
+        with pytest.raises(RuntimeUnavailable, match="no such door"):
+            await runtime.start(spec(image, "cat", door="f" * 32))
+        assert not await runtime.engine.call(lambda client: client.containers(all=True, filters=mine))
+    finally:
+        await runtime.sweep()
+        await runtime.engine.call(lambda client: client.remove_volume(runtime._doors))
