@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parents[2] / "sandbox_images"
-BASE_REFERENCE, LAUNCHER_REFERENCE = "toolcrib/base", "toolcrib/launcher"
+BASE_REFERENCE, LAUNCHER_REFERENCE, EGRESS_REFERENCE = "toolcrib/base", "toolcrib/launcher", "toolcrib/egress"
 IN_IMAGE = "sandbox_images"  # below /opt/toolcrib
 
 
@@ -79,9 +79,14 @@ def launcher_definition() -> ImageDefinition:
     return ImageDefinition("launcher", LAUNCHER_REFERENCE, SOURCES / "launcher")
 
 
+def egress_definition() -> ImageDefinition:
+    """The egress proxy, and the forwarder in the sidecars of added images."""
+    return ImageDefinition("egress", EGRESS_REFERENCE, SOURCES / "egress")
+
+
 def definitions() -> dict[str, ImageDefinition]:
     """All that are built on the base, by name."""
-    return {**tool_definitions(), "launcher": launcher_definition()}
+    return {**tool_definitions(), "launcher": launcher_definition(), "egress": egress_definition()}
 
 
 def tool_definitions() -> dict[str, ImageDefinition]:

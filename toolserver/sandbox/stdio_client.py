@@ -55,6 +55,8 @@ class StdioClient:
         self.meta: dict[str, Any] = {}  # put into the `_meta` of every request (the era without `initialize` wants it)
         self._garbage_bytes = 0
         self.progressed: dict[str, Callable[[dict[str, Any]], None]] = {}  # by progress token: who is told
+        self.noticed: Callable[[str, dict[str, Any]], None] | None = None  # is told of every other notification
+        self.ended = asyncio.Event()  # set once it is not alive any more
         self._open: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._given_up: dict[int, None] = {}  # requests whose answer may still come, oldest first
         self._last_id = secrets.randbelow(
@@ -176,6 +178,9 @@ class StdioClient:
                 self._asked(message)
             elif message["method"] == "notifications/progress":
                 self._progress(message.get("params"))
+            elif self.noticed is not None and isinstance(message["method"], str):
+                params = message.get("params")
+                self.noticed(message["method"], params if isinstance(params, dict) else {})
         else:
             self._answered(message, len(line))
 
@@ -239,6 +244,7 @@ class StdioClient:
     def _lose(self, reason: str, *, cut: bool = False) -> None:
         if self._gone is None:
             self._gone, self.cut = reason, cut
+            self.ended.set()
         for answer in self._open.values():
             if not answer.done():
                 answer.set_exception(SandboxGone(self._gone))
