@@ -17,6 +17,8 @@ from sandbox_images.browser.tab import NAVIGATION_TIMEOUT_S, Tab
 from sandbox_images.browser.view import DEFAULT_CHARS, MAX_CHARS, View
 
 LOAD_S, ACTION_S = 12.0, 10.0
+ABORTED = "net::ERR_ABORTED"
+BEGINS_S = 2.0  # how long a download may take to show
 MAX_WAIT_S, DOWNLOAD_S = 60.0, 60.0
 _NOT_READABLE = ("application/pdf", "image/", "video/", "audio/")
 _PROBLEMS = {
@@ -38,7 +40,7 @@ async def open_page(browser: Browser, arguments: dict[str, Any], progress: Progr
 
 
 async def click(browser: Browser, arguments: dict[str, Any], progress: Progress) -> View:
-    page = await _open_page(browser)
+    page = await _page_to_use(browser)
     ref = arguments["ref"]
     progress.note = f"Clicking {ref}"
     point = _checked(ref, await page.script("point", ref))
@@ -47,7 +49,7 @@ async def click(browser: Browser, arguments: dict[str, Any], progress: Progress)
 
 
 async def type_text(browser: Browser, arguments: dict[str, Any], progress: Progress) -> View:
-    page = await _open_page(browser)
+    page = await _page_to_use(browser)
     ref, text = arguments["ref"], arguments["text"]
     progress.note = f"Typing into {ref}"
     made = _checked(ref, await page.script("focus", ref, arguments.get("clear", True), text))
@@ -63,7 +65,7 @@ async def type_text(browser: Browser, arguments: dict[str, Any], progress: Progr
 
 
 async def select(browser: Browser, arguments: dict[str, Any], progress: Progress) -> View:
-    page = await _open_page(browser)
+    page = await _page_to_use(browser)
     ref = arguments["ref"]
     progress.note = f"Selecting in {ref}"
     made = await page.script("select", ref, arguments["option"])
@@ -101,7 +103,7 @@ async def screenshot(browser: Browser, arguments: dict[str, Any], progress: Prog
 
 
 async def back(browser: Browser, arguments: dict[str, Any], progress: Progress) -> View:
-    page = await _open_page(browser)
+    page = await _page_to_use(browser)
     progress.note = "Going back"
     history = await page.ask("Page.getNavigationHistory")
     index = int(history["currentIndex"])
@@ -176,6 +178,13 @@ async def _open_page(browser: Browser) -> Tab:
     return page
 
 
+async def _page_to_use(browser: Browser) -> Tab:
+    """One whose scripts were stopped runs them again."""
+    page = await _open_page(browser)
+    await page.run_scripts(run=True)
+    return page
+
+
 async def _go(browser: Browser, page: Tab, address: str) -> None:
     begun = browser.downloads.begun
     try:
@@ -187,9 +196,11 @@ async def _go(browser: Browser, page: Tab, address: str) -> None:
     if page.crashed:
         await browser.living()
     _raise_denied(page)
-    if problem is None or (
-        problem == "net::ERR_ABORTED" and (browser.downloads.begun > begun or page.answer is not None)
-    ):
+    if problem == ABORTED and page.answer is not None:  # a download, or an answer without content
+        await browser.downloads.wait_for(begun + 1, BEGINS_S)
+        await browser.downloads.wait(ACTION_S)
+        return
+    if problem is None:
         return
     raise await _not_opened(address, problem)
 

@@ -48,7 +48,7 @@ class Downloads:
         self.workspace = Workspace(root)
         self._running: dict[str, Download] = {}
         self._ended: list[Download] = []
-        self._one_ended = asyncio.Event()
+        self._news = asyncio.Event()
         self.begun = 0
         size = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         self.max_bytes = MAX_FILE_BYTES if size == resource.RLIM_INFINITY else min(MAX_FILE_BYTES, size // SHARE)
@@ -79,13 +79,21 @@ class Downloads:
     def running(self) -> list[Download]:
         return list(self._running.values())
 
+    async def wait_for(self, number: int, limit_s: float) -> None:
+        """Until so many have begun, or `limit_s` is over."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while self.begun < number:
+                    self._news.clear()
+                    await self._news.wait()
+
     async def wait(self, limit_s: float) -> None:
         """Until none is under way, or `limit_s` is over."""
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 while self._running:
-                    self._one_ended.clear()
-                    await self._one_ended.wait()
+                    self._news.clear()
+                    await self._news.wait()
 
     def abandon(self, why: str) -> None:
         """The browser is gone."""
@@ -100,6 +108,7 @@ class Downloads:
             )
             self.begun += 1
             self._running[guid] = download
+            self._news.set()
             if len(self._running) > MAX_RUNNING:
                 self._refuse(download, f"more than {MAX_RUNNING} downloads at a time")
             elif self.begun > MAX_FILES:
@@ -124,7 +133,7 @@ class Downloads:
         self._running.pop(download.guid, None)
         download.problem = problem
         self._ended = [*self._ended, download][-MAX_FILES:]
-        self._one_ended.set()
+        self._news.set()
         if problem is not None:
             for ending in ("", ".crdownload"):
                 with suppress(OSError):

@@ -18,10 +18,15 @@ NAVIGATION_TIMEOUT_S = 20.0
 BEGIN_S, QUIET_S = 0.25, 0.3
 MAX_DIALOGS = 20
 MAX_NAVIGATIONS = 20
+MAX_ATTEMPTS = 4  # of a script in a page that moves on
 MAX_NOTES = 12
 CLOSED = ", so it was closed."  # how a note ends that tells why
 _WORLD = "toolcrib"
 _SCRIPT = Path(__file__).with_name("page_script.js").read_text(encoding="utf-8")
+
+
+class ScriptFailed(CommandFailed):
+    """Our own script in the page met what it was not made for."""
 
 
 class Stuck(Exception):  # noqa: N818 - reads as what it names
@@ -97,10 +102,8 @@ class Tab:
     async def navigate(self, url: str) -> str | None:
         """The browser's name of what went wrong, such as net::ERR_NAME_NOT_RESOLVED. Raises Unresponsive, Gone, CommandFailed."""
         self.answer = None
-        await self._run_scripts(run=True)
+        await self.run_scripts(run=True)
         result = await self.ask("Page.navigate", {"url": url}, NAVIGATION_TIMEOUT_S)
-        if result.get("isDownload"):
-            return None
         return result.get("errorText") or None
 
     async def settle(self, limit_s: float) -> bool:
@@ -115,15 +118,21 @@ class Tab:
             if self.crashed or now - quiet_since >= QUIET_S:
                 return True
             if now > until or self.navigations > MAX_NAVIGATIONS:
-                await self.stop()
-                why = (
-                    "goes from page to page without end" if self.navigations > MAX_NAVIGATIONS else "was still loading"
-                )
-                self.note(f"The page {why} and was stopped.")
+                if self.navigations > MAX_NAVIGATIONS:
+                    await self._stop_moving()
+                else:
+                    await self.stop()
+                    self.note("The page was still loading and was stopped.")
                 return False
             await asyncio.sleep(0.05)
 
-    async def _run_scripts(self, *, run: bool) -> None:
+    async def _stop_moving(self) -> None:
+        self.note("The page goes from page to page without end and was stopped.")
+        await self.run_scripts(run=False)  # else they go on at once
+        await self.stop()
+
+    async def run_scripts(self, *, run: bool) -> None:
+        """Whether scripts of pages run in this tab, from here on."""
         if run is not self._scripts_run:
             with suppress(CommandFailed, Unresponsive):
                 await self.ask("Emulation.setScriptExecutionDisabled", {"value": not run})
@@ -139,14 +148,18 @@ class Tab:
     async def script(self, name: str, *arguments: Any) -> Any:
         """What `crib.name(arguments)` of page_script.js returns. Raises Stuck, Gone, CommandFailed."""
         call = f"crib.{name}({', '.join(json.dumps(argument) for argument in arguments)})"
-        for last in (False, False, True):
+        for attempt in range(MAX_ATTEMPTS):
             try:
                 return await self._evaluate(call)
+            except ScriptFailed:
+                raise
             except CommandFailed:  # the page went on to another one meanwhile
                 self._context = None
-                if last:
+                if attempt == MAX_ATTEMPTS - 1:
                     raise
-                await asyncio.sleep(0.2)
+                if attempt == MAX_ATTEMPTS - 2:
+                    await self._stop_moving()
+                await asyncio.sleep(0.3)
         raise AssertionError("the last attempt returns or raises")
 
     async def _evaluate(self, expression: str) -> Any:
@@ -173,7 +186,7 @@ class Tab:
         answer = await self.ask("Runtime.evaluate", params, timeout_s)
         if "exceptionDetails" in answer:
             said = answer["exceptionDetails"].get("exception", {}).get("description", "")
-            raise CommandFailed(f"our script in the page failed: {said[:200]}")
+            raise ScriptFailed(f"our script in the page failed: {said[:200]}")
         return answer["result"].get("value")
 
     # ---- events

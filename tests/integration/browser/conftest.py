@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.integration.browser.browser_sandbox import BrowserSandbox, Proxy
+from tests.integration.browser.hostile_pages import PAGES, open_
 from toolserver.images.build import build_images
 from toolserver.runtime.base import Limits
 
@@ -25,3 +26,12 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrowserSandbox
 @pytest.fixture(scope="module")
 def proxy(browser: BrowserSandbox) -> Proxy:
     return browser.proxy()
+
+
+@pytest.fixture
+def pages(browser: BrowserSandbox, proxy: Proxy) -> Iterator[Proxy]:
+    proxy.pages = dict(PAGES)
+    yield proxy
+    ending = open_(browser, "/ok")
+    assert ending.end == "done", ending
+    assert "all is well" in ending.page

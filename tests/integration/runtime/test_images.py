@@ -8,6 +8,7 @@ import pytest
 
 from toolserver.images import build
 from toolserver.images.build import build_images, missing_images, optional_images
+from toolserver.images.debs import cached_debs
 from toolserver.images.definition import ImageBuildError, base_definition, launcher_definition, tool_definitions
 from toolserver.images.engine import ImageEngine, _name_and_tag
 from toolserver.images.wheels import cached_wheels
@@ -20,7 +21,7 @@ def test_every_tool_image_has_what_its_build_needs() -> None:
         files = definition.files()
         assert f"sandbox_images/{definition.name}/worker.py" in files
         assert "sandbox_images/base/mcp_stdio.py" in files
-        assert definition.requirements
+        assert definition.requirements or definition.debian_packages
     assert list(base_definition().files()) == ["Dockerfile"]
     assert set(launcher_definition().files()) == {"Dockerfile", "sandbox_images/launcher/launch.sh"}
 
@@ -54,6 +55,24 @@ def test_wheels_in_the_cache_are_not_fetched_again(tmp_path: Path) -> None:
         cached_wheels(["no-such package!"], "3.11", "x86_64", tmp_path, said.append)
     assert [p for p in tmp_path.iterdir() if p.is_dir()] == []
     assert len(said) == 1
+
+
+def test_debian_packages_are_taken_from_the_cache_or_from_the_same_debian(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.freedesktop_os_release", lambda: {"VERSION_CODENAME": "noble"})
+    with pytest.raises(ImageBuildError, match="only on Debian bookworm"):
+        cached_debs(["some-browser"], "Package: base\n", tmp_path, print)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr("platform.freedesktop_os_release", lambda: {"VERSION_CODENAME": "bookworm"})
+    with pytest.raises(ImageBuildError, match="apt-get could not fetch"):
+        cached_debs(["there-is-no-such-package"], "", tmp_path, print)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_optional_image_is_built_only_when_it_is_asked_for() -> None:
+    assert optional_images() == {"browser"}
+    assert "chromium-headless-shell" in tool_definitions()["browser"].debian_packages
 
 
 def test_an_unknown_image_is_refused_with_the_names_there_are() -> None:
