@@ -11,11 +11,8 @@ import base64
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
 from typing import Any
-
-import docker
 
 from toolserver.errors import ImageUnusable, RuntimeUnavailable, SandboxGone
 from toolserver.runtime.base import SandboxSpec
@@ -70,6 +67,7 @@ class Launcher:
         self._engine, self._prefix = engine, prefix
         self._labels = {**labels, ROLE: "launcher"}
         self._ready: str | None = None
+        self.left = False  # there may be volumes of it
         self._making = asyncio.Lock()
 
     async def volume(self) -> str:
@@ -80,15 +78,17 @@ class Launcher:
             return self._ready
 
     def doubt(self) -> None:
-        """It is made anew, or found to be in use, before the next start: one failed."""
+        """It will be made anew, or found to be in use, before the next start: one failed."""
         self._ready = None
 
     async def _make(self) -> str:
         reference = f"{LAUNCHER}:{version('toolcrib')}"
         try:
             image = str((await self._engine.image(reference))["Id"])
+            self.left = True
             name = f"{self._prefix}-launcher-{image.removeprefix('sha256:')[:12]}"
             await self.clear()  # one that an earlier server may not have filled whole; in use it is whole
+            await self._remove_volume(name)  # where somebody removed it, a start has made an empty one without labels
             await self._engine.call(lambda client: client.create_volume(name, labels=self._labels))
             await self._fill(image, name)
         except NotInEngine as missing:
@@ -118,17 +118,20 @@ class Launcher:
         with contextlib.suppress(NotInEngine):
             await self._engine.call(lambda client: client.remove_container(container, v=True, force=True))
 
+    def note(self, volumes: list[dict[str, Any]]) -> None:
+        """Of what an inventory found."""
+        self.left = any((volume.get("Labels") or {}).get(ROLE) == "launcher" for volume in volumes)
+
     async def clear(self) -> None:
         """Remove the volumes of this server's launchers that no sandbox uses. Raises RuntimeUnavailable, Refused."""
         self._ready = None
         mine = {"label": [f"{name}={value}" for name, value in self._labels.items()]}
         for volume in (await self._engine.call(lambda client: client.volumes(filters=mine))).get("Volumes") or []:
-            with contextlib.suppress(NotInEngine, Refused):  # refused while it is in use
-                await self._engine.call(partial(_remove_volume, name=volume["Name"]))
+            await self._remove_volume(volume["Name"])
 
-
-def _remove_volume(client: docker.APIClient, name: str) -> None:
-    client.remove_volume(name)
+    async def _remove_volume(self, name: str) -> None:
+        with contextlib.suppress(NotInEngine, Refused):  # refused while it is in use
+            await self._engine.call(lambda client: client.remove_volume(name))
 
 
 def launch_command(program: tuple[str, ...]) -> list[str]:

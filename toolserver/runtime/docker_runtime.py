@@ -305,6 +305,7 @@ class DockerRuntime(SandboxRuntime):
         mine = {"label": f"{SERVER}={self._server_id}"}
         containers = await self._ask(lambda client: client.containers(all=True, filters=mine))
         volumes = (await self._ask(lambda client: client.volumes(filters=mine))).get("Volumes") or []
+        self._launcher.note(volumes)
         names = {volume["Name"] for volume in volumes if ROLE not in (volume.get("Labels") or {})}.union(
             await asyncio.to_thread(self._volumes.disks.workspace_ids)  # also those without their volumes
         )
@@ -378,7 +379,8 @@ class DockerRuntime(SandboxRuntime):
         self._sandboxes.clear()
         with contextlib.suppress(RuntimeUnavailable, Refused):
             await self._containers.remove_left_over()
-            await self._launcher.clear()
+            if self._launcher.left:
+                await self._launcher.clear()
         self.engine.close()
 
 

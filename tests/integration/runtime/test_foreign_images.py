@@ -17,6 +17,7 @@ from tests.foreign_images import ForeignImages, foreign_images
 from toolserver.errors import ImageUnusable, RuntimeUnavailable
 from toolserver.runtime import docker_sidecar
 from toolserver.runtime.base import Limits, Sandbox, SandboxSpec
+from toolserver.runtime.docker_engine import DockerEngine
 from toolserver.runtime.docker_runtime import DockerRuntime
 from toolserver.settings import RuntimeSettings
 
@@ -43,10 +44,11 @@ async def runtime(tmp_path: Path) -> AsyncIterator[DockerRuntime]:
     await runtime.open()
     yield runtime
     await runtime.sweep()
-    volumes = await runtime.engine.call(lambda client: client.volumes()["Volumes"])
     await runtime.close()
-    mine = [volume["Name"] for volume in volumes or [] if volume["Name"].startswith(runtime._prefix)]
-    assert len(mine) <= 1, mine  # the launcher, which goes when the server closes
+    look = DockerEngine(None, 20)
+    left = await volumes_of(look)
+    look.close()
+    assert not {name for name in left if name.startswith(runtime._prefix)}
 
 
 def spec(reference: str, *command: str, **changes: Any) -> SandboxSpec:
@@ -64,8 +66,8 @@ async def said(sandbox: Sandbox) -> Any:
     return json.loads(text.partition(b"\n")[0])
 
 
-async def volumes_of(runtime: DockerRuntime) -> set[str]:
-    return {volume["Name"] for volume in await runtime.engine.call(lambda c: c.volumes()["Volumes"] or [])}
+async def volumes_of(engine: DockerEngine) -> set[str]:
+    return {volume["Name"] for volume in await engine.call(lambda c: c.volumes()["Volumes"] or [])}
 
 
 async def test_an_image_runs_as_it_says_with_all_that_ours_are_held_to(
@@ -83,13 +85,12 @@ async def test_an_image_runs_as_it_says_with_all_that_ours_are_held_to(
         "ONBUILD RUN false",
         "LABEL toolcrib.sandbox=other toolcrib.egress=open",
     )
-    before = await volumes_of(runtime)
+    before = await volumes_of(runtime.engine)
     sandbox = await runtime.start(spec(image, env={"GIVEN": "1"}), {"TOKEN": SECRET, "KEY": "k"})
     told = await runtime.engine.call(lambda client: client.inspect_container(sandbox.handle))
     about = json.dumps([told, await runtime.engine.image(image)])
     await sandbox.send(b"hello\n")
     seen = await said(sandbox)
-    during = await volumes_of(runtime)
     await sandbox.remove()
     assert seen["line"] == "hello\n"
     assert seen["args"] == ["one", "two words"]
@@ -112,8 +113,12 @@ async def test_an_image_runs_as_it_says_with_all_that_ours_are_held_to(
     assert {(m["Type"], m["Destination"], m["RW"]) for m in told["Mounts"]} >= {
         ("volume", "/.toolcrib/launcher", False)
     }
-    assert during - before <= {f"{runtime._prefix}-launcher-{name[-12:]}" for name in during} | during - before
-    assert len(await volumes_of(runtime) - before) <= 1  # the launcher
+    mine = [name for name in await volumes_of(runtime.engine) - before if name.startswith(runtime._prefix)]
+    assert mine == [await runtime._launcher.volume()]
+    mounted = {mount["Name"] for mount in told["Mounts"] if mount["Type"] == "volume"}
+    # beside the launcher one for /tmp, which a tmpfs hides: it goes with the container
+    assert len(mounted) <= 2
+    assert not mounted - set(mine) & await volumes_of(runtime.engine)
 
 
 async def test_secrets_stand_not_in_the_environment_of_the_first_process(
