@@ -187,6 +187,8 @@ class Door:
         self.connections.add(connection)
         try:
             await self._serve(connection)
+        except asyncio.CancelledError:
+            pass  # the proxy ends
         finally:
             self.connections.discard(connection)
             connection.abort()
