@@ -78,6 +78,7 @@ class Executor:
         try:
             session = await self._registry.find(request.tenant, request.session_id)
             tool = self.admission.check(session, request)
+            deadline_s = min(deadline_s, session.boxes[tool.image].plan.image.deadline_s or deadline_s)
         except ToolServerError as error:
             if error.code is Code.POLICY_DENIED:
                 self._journal.denied(request.tenant, request.key_id, request.session_id, request.tool, request.trace_id)

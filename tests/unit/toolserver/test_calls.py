@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.unit.toolserver import crib as cribs
 from tests.unit.toolserver.crib import Crib, detail
+from toolserver.catalog.catalog import Catalog
 
 
 async def test_an_outcome_has_every_promised_field(crib: Crib) -> None:
@@ -258,3 +261,11 @@ async def test_a_client_that_hangs_up_stops_nothing(crib: Crib) -> None:
     answer = await crib.client.get("/v1/calls/kept")
     assert answer.status_code == 200
     assert json.loads(answer.content)["content"][0]["text"] == "count 1"
+
+
+async def test_an_image_may_bound_the_deadlines_of_its_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bounded = cribs.image("foreign", cribs.FOREIGN_TOOLS, deadline_s=0.2)
+    monkeypatch.setattr(cribs, "catalog", lambda: Catalog({"foreign": bounded}))
+    async with cribs.running(cribs.settings(tmp_path)) as crib:
+        session = await crib.session(images=["foreign"])
+        detail(await crib.call(session, "foreign_wait", deadline_s=60), 450, "deadline_exceeded")
