@@ -146,11 +146,14 @@ def text_of(told: dict[str, Any]) -> str:
     return "".join(block["text"] for block in told["content"])
 
 
-async def test_a_real_image_with_jq(tmp_path: Path, images: ForeignImages) -> None:
-    digest = images.build(
-        "FROM base", "USER root", "RUN apt-get update && apt-get install -y --no-install-recommends jq",
-        'ENTRYPOINT ["jq"]', network=True,
-    )  # fmt: skip
+@pytest.fixture(scope="module")
+def debian(images: ForeignImages) -> str:
+    """An image with plain packages of Debian."""
+    install = "apt-get update && apt-get install -y --no-install-recommends jq poppler-utils"
+    return images.build("FROM base", "USER root", f"RUN {install}", "USER nobody", network=True)
+
+
+async def test_a_real_image_with_jq(tmp_path: Path, debian: str) -> None:
     properties: dict[str, Any] = {
         "filter": TEXT,
         "json": TEXT,
@@ -167,7 +170,7 @@ async def test_a_real_image_with_jq(tmp_path: Path, images: ForeignImages) -> No
     template: dict[str, Any] = {"argv": argv, "output": "json", "files": ["file"], "exit_codes": {"3": "invalid"}}
     stdin: dict[str, Any] = {"argv": ["{filter}", "--"], "stdin": "{json}"}
     tools = {"jq_file": (template, schema), "jq": (stdin, {**schema, "required": ["filter", "json"]})}
-    async with serving(tmp_path, cli_image("jq", digest, tools)) as bench:
+    async with serving(tmp_path, cli_image("jq", debian, tools, command=("jq",))) as bench:
         session = await bench.session()
         put = await bench.client.put(
             f"/v1/sessions/{session}/files/a b.json", content=b'{"x": [1, 2], "y": "\xc3\xbc"}'
@@ -199,11 +202,7 @@ async def test_a_real_image_with_jq(tmp_path: Path, images: ForeignImages) -> No
         assert "parse error" in text_of(error)
 
 
-async def test_a_real_image_that_reads_and_writes_files(tmp_path: Path, images: ForeignImages) -> None:
-    digest = images.build(
-        "FROM base", "USER root", "RUN apt-get update && apt-get install -y --no-install-recommends poppler-utils",
-        "USER nobody", network=True,
-    )  # fmt: skip
+async def test_a_real_image_that_reads_and_writes_files(tmp_path: Path, debian: str) -> None:
     schema = {"type": "object", "properties": {"file": TEXT, "into": TEXT}, "required": ["file"]}
     both = {**schema, "required": ["file", "into"]}
     tools = {
@@ -213,7 +212,7 @@ async def test_a_real_image_that_reads_and_writes_files(tmp_path: Path, images: 
             both,
         ),
     }
-    async with serving(tmp_path, cli_image("pdf", digest, tools)) as bench:
+    async with serving(tmp_path, cli_image("pdf", debian, tools)) as bench:
         session = await bench.session()
         await bench.client.put(f"/v1/sessions/{session}/files/in.pdf", content=pdf("Hello from a page"))
         told = (await bench.call(session, "pdf_text", arguments={"file": "in.pdf"})).json()
