@@ -78,7 +78,7 @@ async def _filling(request: Request, grant: Grant, snapshot_id: str | None) -> P
     crib, tenant = services(request), caller(request, "use").tenant
     if snapshot_id is None:
         return None
-    if not any(crib.catalog.images[name].workspace == "rw" for name in grant.images):
+    if not any(crib.catalog.images[name].keeps_files for name in grant.images):
         raise invalid("/from_snapshot", "needs an image that works on the workspace, such as the image workspace")
     wanted = snapshot_id
     await crib.snapshots.check(tenant, wanted)

@@ -92,5 +92,21 @@ class ToolImage:
     retry: Literal["never", "idempotent"] = "never"
     era: str | None = None
     cli: Mapping[str, CliTemplate] = field(default_factory=dict)
+
+    @property
+    def starts_with_session(self) -> bool:
+        """A command starts with its call, whatever `start` says."""
+        return self.start == "eager" and self.kind == "mcp"
+
+    @property
+    def pooled(self) -> bool:
+        """Whether sandboxes of it may be started for nobody yet: those of others have no way to be given to a session later."""
+        return self.starts_with_session and self.origin == "builtin"
+
+    @property
+    def keeps_files(self) -> bool:
+        """Whether a session's files can be had through it: added images may write them, and speak no such protocol."""
+        return self.workspace == "rw" and self.origin == "builtin"
+
     optional: bool = False
     host_programs: tuple[str, ...] = ()

@@ -73,7 +73,7 @@ class BoxMaker:
     async def claim(self, images: list[ToolImage], grant: Grant) -> dict[str, Claim]:
         """What the pool has for the images that start with the session. The first that writes brings the workspace."""
         claims: dict[str, Claim] = {}
-        for image in [image for image in images if image.start == "eager"]:
+        for image in [image for image in images if image.pooled]:
             if any(claim.spare is not None for claim in claims.values()):
                 claims[image.name] = Claim(None, "the session's workspace came with another sandbox")
             else:
@@ -113,7 +113,7 @@ class BoxMaker:
             start_timeout_s=self._settings.runtime.start_timeout_s,
             counted=self._counted,
         )
-        eager = [image.name for image in self._catalog.images.values() if image.start == "eager"]
+        eager = [image.name for image in self._catalog.images.values() if image.pooled]
         return Pool(self._settings.pool, maker, eager, may_start=lambda: self._starts.idle, hot=hot, clock=clock)
 
     def _services_under(self, terms: Terms) -> BoxServices:

@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from toolserver.catalog.image import ToolImage
 from toolserver.errors import Code, RuntimeUnavailable, SandboxGone, ToolServerError, invalid
 from toolserver.sandbox import worker_files
 from toolserver.sandbox.stdio_client import RpcError, StdioClient
@@ -20,15 +19,10 @@ from toolserver.sessions.session import Session
 T = TypeVar("T")
 
 
-def keeps_files(image: ToolImage) -> bool:
-    """Whether the session's files can be had through it: added images may write them, and speak no such protocol."""
-    return image.workspace == "rw" and image.origin == "builtin"
-
-
 async def client_of(session: Session) -> StdioClient:
     """The client of the sandbox that keeps the workspace. Raises file_not_found, RuntimeUnavailable."""
     for box in session.boxes.values():
-        if keeps_files(box.plan.image):
+        if box.plan.image.keeps_files:
             sandbox = await box.sandbox()
             if sandbox.has_worker:
                 return sandbox.client

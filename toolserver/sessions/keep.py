@@ -27,7 +27,7 @@ async def keep_workspaces(sessions: list[Session], folder: Path, *, max_bytes: i
     A file of that name is complete. Never raises: what can't be kept is one line of the log.
     """
     until = asyncio.get_running_loop().time() + within_s
-    kept = [session for session in sessions if any(files.keeps_files(box.plan.image) for box in session.boxes.values())]
+    kept = [session for session in sessions if any(box.plan.image.keeps_files for box in session.boxes.values())]
     await asyncio.gather(*(_keep(session, folder, max_bytes, until) for session in kept))
 
 

@@ -239,7 +239,7 @@ class Registry:
                 if spare is None:
                     self.holdings.workspaces.add(workspace_id)
                     await self.runtime.create_workspace(workspace_id, grant.limits.disk_mb)
-                await _start_all([boxes[image.name] for image in images if image.start == "eager"])
+                await _start_all([boxes[image.name] for image in images if image.starts_with_session])
                 session = self._session(session_id, workspace_id, tenant, grant, boxes)
                 if prepare is not None:
                     await prepare(session)
