@@ -142,8 +142,8 @@ class Browser:
             raise Ended(
                 Outcome(
                     "crashed",
-                    f"Chromium did not start ({type(problem).__name__}). Trying again may help; it needs about 512 MiB of "
-                    "memory, 128 processes, and room in the workspace.",
+                    f"Chromium did not start ({str(problem) or type(problem).__name__}). Trying again may help; it needs about "
+                    "512 MiB of memory, 128 processes, and room in the workspace.",
                 )
             ) from problem
 

@@ -223,6 +223,20 @@ def test_bad_arguments_are_invalid(
     assert ending.outcome["errors"][0]["pointer"]
 
 
+def test_a_workspace_that_takes_no_downloads_is_named_and_no_page_is_lost_for_good(
+    browser: BrowserSandbox, shop: Proxy
+) -> None:
+    """The folder that downloads go through is made at the browser's start: something else stands there now."""
+    browser.run("sh", "-c", "kill -9 $(pgrep -o chromium); rm -rf /workspace/.toolcrib; touch /workspace/.toolcrib")
+    ending = browser.call("open", url="http://shop.test/")
+    while "crashed:" in ending.message:  # the end of the old one was noticed only now
+        ending = browser.call("open", url="http://shop.test/")
+    assert ending.end == "crashed"
+    assert "Chromium did not start (.toolcrib is not a folder" in ending.message
+    browser.run("rm", "/workspace/.toolcrib")
+    assert "started anew" in browser.call("open", url="http://shop.test/").notes
+
+
 def test_the_worker_speaks_the_extension(browser: BrowserSandbox, shop: Proxy) -> None:
     """The last of this file: the sandbox has another epoch afterwards."""
     assert browser.ask("toolcrib/bind", env={}, limits={}, epoch=1, lease_s=600) == {}
