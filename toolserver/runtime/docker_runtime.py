@@ -394,9 +394,11 @@ def _labels(found: list[dict[str, Any]], label: str) -> frozenset[str]:
 
 
 def _why_not_started(spec: SandboxSpec, problem: Exception) -> RuntimeUnavailable:
-    if spec.foreign:  # what the engine says is of the image: it has no path of ours
+    if spec.foreign:  # what the engine says may name paths of its host, so it is not ImageUnusable, which shows them
         told = str(problem).strip().splitlines()
-        return ImageUnusable(f"The image {spec.image} can't be run: {told[0][:500] if told else 'the engine says no'}")
+        return RuntimeUnavailable(
+            f"The image {spec.image} can't be run: {told[0][:500] if told else 'the engine says no'}"
+        )
     if isinstance(problem, NotInEngine):
         return RuntimeUnavailable(f"The Docker engine has no image {spec.reference}. Build it: toolserver images build")
     if isinstance(problem, Refused) and problem.status == 400:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.foreign_images import ForeignImages, foreign_images
-from toolserver.errors import ImageUnusable, RuntimeUnavailable
+from toolserver.errors import ImageUnusable, RuntimeUnavailable, runtime_unavailable
 from toolserver.runtime import docker_sidecar
 from toolserver.runtime.base import Limits, Sandbox, SandboxSpec
 from toolserver.runtime.docker_engine import DockerEngine
@@ -195,7 +195,7 @@ async def test_what_an_image_lacks_is_named_and_nothing_is_left(
         wanted = spec(image, working_dir="/file")
     else:
         wanted = spec(images.build("FROM base", *lines))
-    with pytest.raises(ImageUnusable, match="theirs") as caught:
+    with pytest.raises(RuntimeUnavailable, match="theirs") as caught:
         await runtime.start(wanted, {"TOKEN": "s3cr3t"})
     assert told in str(caught.value)
     assert "s3cr3t" not in str(caught.value)
@@ -289,8 +289,9 @@ async def test_the_launcher_is_made_again_when_somebody_removed_it(
     await (await runtime.start(spec(image, "cat"))).remove()
     volume = await runtime._launcher.volume()
     await runtime.engine.call(lambda client: client.remove_volume(volume))
-    with pytest.raises(ImageUnusable):
+    with pytest.raises(RuntimeUnavailable) as caught:
         await runtime.start(spec(image, "cat", sandbox_id="second"))
+    assert "/var/" not in runtime_unavailable(caught.value).message
     await (await runtime.start(spec(image, "cat", sandbox_id="third"))).remove()
 
 
