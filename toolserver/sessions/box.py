@@ -111,6 +111,7 @@ class Box:
         self._lost: SandboxEnd | None = None  # an end that no call was told of yet
         self._closed = False
         self._commands: set[CommandSandbox] = set()
+        self._under_way: set[asyncio.Event] = set()  # of commands, until nothing is left of them
         self._hidden: tuple[str, ...] = ()  # what must not stand in the log
         self._why_cold: str | None = "it was started at its first use"  # None: it came from the pool
         if earlier is not None:
@@ -274,6 +275,8 @@ class Box:
             raise RuntimeUnavailable("The session is ending.")
         services, spec = self._services, replace(new_spec(self.plan), arguments=arguments)
         services.holdings.sandboxes.add(spec.sandbox_id)
+        gone = asyncio.Event()
+        self._under_way.add(gone)
         try:
             hidden = await hidden_env(self.plan.image)
             async with services.starts.turn():
@@ -287,6 +290,8 @@ class Box:
                 self._commands.discard(sandbox)
         finally:
             services.holdings.sandboxes.discard(spec.sandbox_id)
+            self._under_way.discard(gone)
+            gone.set()
 
     def take_loss(self) -> SandboxEnd | None:
         """How the sandbox before this one ended, told once: the state in it is lost."""
@@ -305,6 +310,9 @@ class Box:
         del session_id  # it has no other
         self._closed = True
         await asyncio.gather(*(command.remove() for command in self._commands))
+        with contextlib.suppress(TimeoutError):  # those that were just being started, too
+            async with asyncio.timeout(self.plan.start_timeout_s):
+                await asyncio.gather(*(gone.wait() for gone in self._under_way))
         async with self._changing:  # a start under way is waited for, and ended with what it started
             if self._live is not None:
                 await self._remove(self._live)
