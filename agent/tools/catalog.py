@@ -9,7 +9,7 @@ from agent.toolserver_client.client import ToolServerClient
 from agent.toolserver_client.wire import RemoteTool
 
 # the handler follows and cancels calls itself; a model that does so too would only be in its way
-_OURS = frozenset({"call_wait", "call_cancel"})
+_OURS = frozenset({"call_wait", "call_cancel", "call_answer"})
 MAX_SUGGESTIONS = 3
 
 

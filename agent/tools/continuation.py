@@ -35,12 +35,12 @@ class Continuation:
         """The outcome of a running call. Raises ToolServerAnswer for every other end, NoAnswer.
 
         Still running after all continuations, or past its deadline, it is cancelled; the answer is then the last 450,
-        with the output so far.
+        with the output so far. So is one that asks its user something.
         """
         until = self._clock() + self._settings.deadline_s + _MARGIN_S
         for turn in range(already, self._settings.max_continuations):
             left = until - self._clock()
-            if left <= 0:
+            if left <= 0 or _asks(running):
                 break
             asked, started = min(self._settings.wait_s, left), self._clock()
             try:
@@ -69,8 +69,16 @@ def _is_running(answer: ToolServerAnswer) -> bool:
     return answer.status == 450 and (answer.code == "still_running" or answer.detail.get("type") == "retry")
 
 
+def _asks(answer: ToolServerAnswer) -> bool:
+    """Whether the tool waits for an answer of its user, who is not here."""
+    return answer.detail.get("type") == "input_required"
+
+
 def _stopped(running: ToolServerAnswer, cancelled: ToolServerAnswer) -> ToolServerAnswer:
     """The end of a call that we stopped ourselves: its time was up, whatever the record calls it."""
     detail = running.detail | cancelled.detail | {"code": "still_running", "type": "timeout", "effects": "possible"}
     detail["message"] = "It was still running after the longest wait and was stopped."
+    if _asks(running):
+        asked = (running.detail.get("elicitation") or {}).get("message", "")
+        detail["message"] = f"The tool asked its user, whom it can't reach from here, and was stopped: {asked}"[:1500]
     return ToolServerAnswer(450, "still_running", detail)

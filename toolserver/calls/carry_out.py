@@ -31,10 +31,11 @@ async def carry_out(call: RunningCall, settings: CallSettings) -> Answer:
     lost = box.take_loss()
     begun = time.monotonic()
     call.hand_to(sandbox)
+    call.expect_answers_until(asyncio.get_running_loop().time())
     try:
         with Stage("sandbox") as stage:
             result = await sandbox.call(
-                call.tool.name,
+                call.tool.own_name,
                 call.arguments,
                 call_id=call.call_id,
                 deadline_s=call.deadline_s,
@@ -42,10 +43,15 @@ async def carry_out(call: RunningCall, settings: CallSettings) -> Answer:
                 grace_s=settings.kill_grace_s,
                 traceparent=stage.traceparent,
                 on_progress=call.news.tell,
+                owner=call.session.session_id,
+                ask=call.ask,
             )
     except RpcError as problem:
         raise failure.protocol_error(problem, call.call_id) from problem
     except TimeoutError as problem:
+        if sandbox.foreign_calls:
+            sandbox.runaway = True
+            raise failure.left_alone("deadline", call.call_id) from problem
         content = await last_look(call, sandbox)
         await box.bury(sandbox)
         raise failure.stopped_hard("deadline", call.call_id, content) from problem
@@ -59,26 +65,35 @@ async def carry_out(call: RunningCall, settings: CallSettings) -> Answer:
             raise failure.death(ended.end, call.call_id) from problem
     finally:
         call.sandbox = None
-    outcome = outcome_of(result, call.call_id, settings, (time.monotonic() - begun) * 1000)
+        if sandbox.runaway and not sandbox.foreign_calls and sandbox.alive:
+            await box.bury(sandbox)
+    wall_ms = (time.monotonic() - begun) * 1000
+    outcome = outcome_of(result, call.call_id, settings, wall_ms, None if sandbox.has_worker else call.tool)
     return answer_of(outcome, call, lost)
 
 
 async def stop(call: RunningCall, by: CancelledBy, grace_s: float) -> Answer:
     """Cancel a call for good: asked first, then with its sandbox. Returns its answer, whatever it came to be.
 
-    One that was not sent yet ends at once. One that has just ended keeps its outcome. The first who cancels is named.
+    One that was not sent yet ends at once. One that has just ended keeps its outcome. The first who cancels is named. A sandbox in
+    which other calls run is not ended with it, but after them.
     """
     call.cancelled_by = call.cancelled_by or by
     if not call.placed.done() and call.left_open is None:
         call.abort(failure.never_ran(call.call_id, call.cancelled_by))
         return await asyncio.shield(call.answer)
     sandbox = call.sandbox
+    call.ask_no_more()
     if sandbox is not None:
         with contextlib.suppress(SandboxGone):
             await sandbox.cancel(call.call_id, f"cancelled by the {call.cancelled_by}")
-        answer = await call.wait(grace_s)
+        answer = await call.ended(grace_s)
         if answer is not None:
             return answer
+        if isinstance(sandbox, ToolSandbox) and sandbox.foreign_calls > 1:
+            sandbox.runaway = True
+            call.abort(failure.left_alone("cancelled", call.call_id, call.cancelled_by))
+            return await asyncio.shield(call.answer)
         call.last_content = await last_look(call, sandbox)
         if isinstance(call.sandbox, ToolSandbox) and isinstance(sandbox, ToolSandbox):
             await call.session.boxes[call.tool.image].bury(sandbox)

@@ -10,6 +10,8 @@ from toolserver.calls import failure, output
 from toolserver.calls.answer import Answer
 from toolserver.calls.outcome import Outcome, blocks_of, from_foreign, from_worker, tell_loss
 from toolserver.calls.running import RunningCall
+from toolserver.catalog.arguments import output_errors
+from toolserver.catalog.image import Tool
 from toolserver.runtime.base import SandboxEnd
 from toolserver.sandbox.call_place import CallPlace
 from toolserver.settings import CallSettings
@@ -17,18 +19,27 @@ from toolserver.settings import CallSettings
 _LAST_LOOK_S = 1.0
 
 
-def outcome_of(result: dict[str, Any], call_id: str, settings: CallSettings, wall_ms: float) -> Outcome:
-    """Of an MCP result. Raises ToolServerError when it is none."""
-    told = from_worker(result)
+def outcome_of(
+    result: dict[str, Any], call_id: str, settings: CallSettings, wall_ms: float, foreign: Tool | None = None
+) -> Outcome:
+    """Of an MCP result; `foreign`: its tool, when its image has no worker whose word on it would count.
+
+    Raises ToolServerError when it is no result, or not what the output schema promises.
+    """
+    told = from_worker(result) if foreign is None else None
     if told is not None:
         return told
     blocks = blocks_of(result)
     if blocks is None:
         raise failure.unreadable(call_id)
     content, truncated = output.bound(blocks, settings.max_text_bytes)
-    if "structuredContent" in result and not output.structured_fits(result["structuredContent"]):
-        result = {name: value for name, value in result.items() if name != "structuredContent"}
-    return from_foreign(result, content, truncated, round(wall_ms, 3))
+    result, note = output.without_huge_structure(result)
+    outcome = from_foreign(result, [*content, *note], truncated, round(wall_ms, 3))
+    if foreign is not None and outcome.end == "done" and not note and (errors := output_errors(foreign, result)):
+        raise failure.misfit(
+            errors, call_id, {name: value for name, value in outcome.fields.items() if name != "structured"}
+        )
+    return outcome
 
 
 def answer_of(outcome: Outcome, call: RunningCall, lost: SandboxEnd | None) -> Answer:

@@ -255,17 +255,21 @@ class Executor:
         return await self._await(call, request, replay=True)
 
     async def _await(self, call: RunningCall, request: CallRequest, *, replay: bool) -> Answer | RunningCall:
-        wait_s = self.settings.wait_s if request.wait_s is None else request.wait_s
-        answer = await call.wait(0 if request.follow else wait_s)
+        if request.follow:
+            answer = await call.wait(0)
+        elif request.wait_s is None:
+            answer = await call.wait(self.settings.wait_s, self.settings.max_wait_s)
+        else:
+            answer = await call.wait(request.wait_s)
         if answer is None:
             return call
         return answer.again() if replay else answer
 
-    async def look_up(self, tenant: str, call_id: str, wait_s: float) -> Answer | RunningCall:
-        """For GET and call_wait. Raises call_not_found, StoreUnavailable."""
+    async def look_up(self, tenant: str, call_id: str, wait_s: float, most_s: float = 0.0) -> Answer | RunningCall:
+        """For GET and call_wait; `most_s`: as long while it tells progress. Raises call_not_found, StoreUnavailable."""
         call = self.admission.find(tenant, call_id)
         if call is not None:
-            return await call.wait(wait_s) or call
+            return await call.wait(wait_s, most_s) or call
         row = await self.stored.find(tenant, call_id)
         if row is None:
             raise ToolServerError(

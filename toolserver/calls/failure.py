@@ -12,7 +12,7 @@ from typing import Any
 from toolserver.calls.outcome import Outcome, empty_fields
 from toolserver.errors import Code, Effects, ToolServerError, invalid_all
 from toolserver.runtime.base import SandboxEnd
-from toolserver.sandbox.stdio_client import INVALID_PARAMS, RESPONSE_TOO_LARGE, RpcError
+from toolserver.sandbox.stdio_client import INVALID_PARAMS, RESPONSE_TOO_LARGE, URL_ELICITATION, RpcError
 
 _TELLING = 10  # a tool's own message with fewer characters than this tells too little by itself
 _CODES: dict[str, tuple[Code, str]] = {
@@ -89,6 +89,17 @@ def stopped_hard(
     return ToolServerError(code, message, call_id, extra={**empty_fields(content), "state": "lost", **told})
 
 
+def left_alone(end: str, call_id: str, cancelled_by: str | None = None) -> ToolServerError:
+    """As `stopped_hard`, where other calls run in the same sandbox: it is ended after them."""
+    code, usual = _CODES[end]
+    message = (
+        f"{usual} Its tool server was told so and did not confirm it; since other calls run there, it is ended only after them. "
+        "What the call does until then is not known."
+    )
+    told = {"type": "timeout"} if end == "deadline" else {"cancelled_by": cancelled_by}
+    return ToolServerError(code, message, call_id, extra={**empty_fields(), "state": "kept", **told})
+
+
 def never_ran(call_id: str, cancelled_by: str) -> ToolServerError:
     """For a call that was cancelled before it was sent to its sandbox."""
     message = (
@@ -101,7 +112,11 @@ def never_ran(call_id: str, cancelled_by: str) -> ToolServerError:
 def death(end: SandboxEnd, call_id: str) -> ToolServerError:
     """For a call whose sandbox died under it."""
     code, message = _DEATHS.get(end.cause, _UNKNOWN)
-    return ToolServerError(code, message, call_id, extra={**empty_fields(), "state": "lost", "sandbox_end": end.cause})
+    extra = {**empty_fields(), "state": "lost", "sandbox_end": end.cause}
+    if end.cause == "exited" and end.exit_code is not None:
+        extra["exit_code"] = end.exit_code
+        message = message.replace("by itself", f"by itself (exit code {end.exit_code})", 1)
+    return ToolServerError(code, message, call_id, extra=extra)
 
 
 def protocol_error(problem: RpcError, call_id: str) -> ToolServerError:
@@ -112,7 +127,9 @@ def protocol_error(problem: RpcError, call_id: str) -> ToolServerError:
         )
         error.call_id = call_id
         return error
-    if problem.code == RESPONSE_TOO_LARGE:
+    if problem.code == URL_ELICITATION and (pages := _pages(problem.data)):
+        message = f"The tool needs its user to open {' and '.join(pages)} first: {problem.message}"
+    elif problem.code == RESPONSE_TOO_LARGE:
         message = "The tool's answer was too large to be taken over. Ask for less, or have it write a file."
     else:
         message = f"The tool server answered with an error: {problem.message or problem.code}"
@@ -120,9 +137,26 @@ def protocol_error(problem: RpcError, call_id: str) -> ToolServerError:
     return ToolServerError(Code.TOOL_FAILED, message, call_id, extra=empty_fields(content))
 
 
+def _pages(data: Any) -> list[str]:
+    """The addresses that an error of the kind URL_ELICITATION names."""
+    listed = data.get("elicitations") if isinstance(data, dict) else None
+    urls = [one.get("url") for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    return [url[:2000] for url in urls[:4] if isinstance(url, str)]
+
+
 def unreadable(call_id: str) -> ToolServerError:
     message = "The tool server's answer is no MCP result, so what the tool did can't be told."
     return ToolServerError(Code.TOOL_FAILED, message, call_id, extra=empty_fields())
+
+
+def misfit(errors: list[dict[str, str]], call_id: str, fields: dict[str, Any]) -> ToolServerError:
+    """For a tool that ran and whose structured result is not what its own output schema promises."""
+    told = "; ".join(f"{e['pointer'] or 'the result'}: {e['message'].rstrip('. ')}" for e in errors[:5])
+    message = (
+        f"The tool ran, and its structured result does not fit its own output_schema: {told}. What it did stands; its content is "
+        "here, its structured result was left out. Calling it again with the same arguments is of no use."
+    )
+    return ToolServerError(Code.TOOL_FAILED, message, call_id, extra={**fields, "errors": errors[:20]})
 
 
 def interrupted(call_id: str) -> ToolServerError:

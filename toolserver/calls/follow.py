@@ -1,4 +1,4 @@
-"""What follows a call that is still running: waiting for it, its events, cancelling it, the tools `call_wait` and `call_cancel`."""
+"""What follows a call that is still running: waiting for it, its events, cancelling it, answering it, and the tools for that."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from toolserver.calls.carry_out import stop
 from toolserver.calls.executor import Executor
 from toolserver.calls.live import Event
 from toolserver.calls.outcome import empty_fields
+from toolserver.calls.questions import as_asked, settle
 from toolserver.calls.request import CallRequest
-from toolserver.calls.running import RunningCall
+from toolserver.calls.running import Asked, RunningCall
 from toolserver.catalog import arguments as schema_check
 from toolserver.catalog.image import Tool
-from toolserver.catalog.session_tools import CALL_WAIT, SESSION_TOOLS
+from toolserver.catalog.session_tools import CALL_ANSWER, CALL_CANCEL, CALL_WAIT, SESSION_TOOLS
 from toolserver.errors import Code, ToolServerError, invalid_all
 from toolserver.sessions.registry import Registry
 from toolserver.settings import CallSettings
@@ -46,7 +47,8 @@ class CallDesk:
 
     async def wait(self, tenant: str, call_id: str, wait_s: float | None, after: int = 0) -> Answer:
         """Its answer, or a 450 with the output past the first `after` characters. Raises call_not_found."""
-        came = await self._executor.look_up(tenant, call_id, self._settings.wait_s if wait_s is None else wait_s)
+        wait = (self._settings.wait_s, self._settings.max_wait_s) if wait_s is None else (wait_s,)
+        came = await self._executor.look_up(tenant, call_id, *wait)
         return came if isinstance(came, Answer) else await self.still_running(came, after)
 
     async def cancel(self, tenant: str, call_id: str) -> Answer:
@@ -61,8 +63,10 @@ class CallDesk:
 
     async def begin(self, request: CallRequest) -> Answer | RunningCall:
         """As `call`, without waiting: for one who follows it by events. Raises ToolServerError when nothing was run."""
-        if request.tool == CALL_WAIT.name:
-            await self._check_session_tool(CALL_WAIT, request)
+        if request.tool in (CALL_WAIT.name, CALL_ANSWER.name):
+            await self._check_session_tool(_TOOLS[request.tool], request)
+            if request.tool == CALL_ANSWER.name:
+                self._take_answer(request)
             return await self.find(request.tenant, request.arguments["call_id"])
         if request.tool in _TOOLS:
             return await self.call(request)
@@ -70,7 +74,8 @@ class CallDesk:
 
     def patience_s(self, request: CallRequest) -> float | None:
         """How long the events of a request go on at the most: call_wait has its own word on it."""
-        wait_s = request.arguments.get("wait_s") if request.tool == CALL_WAIT.name else None
+        waits = request.tool in (CALL_WAIT.name, CALL_ANSWER.name)
+        wait_s = request.arguments.get("wait_s") if waits else None
         return request.wait_s if wait_s is None else min(float(wait_s), self._settings.max_wait_s)
 
     async def find(self, tenant: str, call_id: str) -> Answer | RunningCall:
@@ -118,6 +123,8 @@ class CallDesk:
                 content = []
         if call.answer.done():
             return call.answer.result()
+        if (asked := call.asked) is not None:
+            return self._input_required(call, asked, content)
         chars = sum(len(block["text"]) for block in content if isinstance(block.get("text"), str))
         error = ToolServerError(
             Code.STILL_RUNNING,
@@ -130,15 +137,34 @@ class CallDesk:
                 "arguments": {"call_id": call.call_id},
                 "content": _past(content, after),
                 "output_chars": chars,
+                **({"progress": call.news.progress} if call.news.progress is not None else {}),
             },
         )
         return Answer.refusal(error, call.trace_id)
 
+    def _input_required(self, call: RunningCall, asked: Asked, content: list[dict[str, Any]]) -> Answer:
+        error = ToolServerError(
+            Code.STILL_RUNNING,
+            f"The tool asks its user: {asked.question.message[:1000]} Call call_answer with its call_id and an action (accept with "
+            "content that fits requested_schema, decline or cancel); the call goes on after that.",
+            call.call_id,
+            extra={"type": "input_required", **as_asked(call, asked), "content": content},
+        )
+        return Answer.refusal(error, call.trace_id)
+
+    def _take_answer(self, request: CallRequest) -> None:
+        """Raises invalid_arguments. A call that has ended has nothing to answer: its outcome is told."""
+        call = self._executor.admission.find(request.tenant, request.arguments["call_id"])
+        if call is not None and not call.answer.done():
+            settle(call, request.arguments)
+
     async def _session_tool(self, tool: Tool, request: CallRequest) -> Answer:
         await self._check_session_tool(tool, request)
         call_id = request.arguments["call_id"]
-        if tool is not CALL_WAIT:
+        if tool is CALL_CANCEL:
             return await self.cancel(request.tenant, call_id)
+        if tool is CALL_ANSWER:
+            self._take_answer(request)
         wait_s = request.arguments.get("wait_s", request.wait_s)
         return await self.wait(
             request.tenant, call_id, wait_s if wait_s is None else min(wait_s, self._settings.max_wait_s)

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from toolserver.calls.answer import Answer, encode_body
-from toolserver.calls.running import RunningCall
+from toolserver.calls.questions import as_asked
+from toolserver.calls.running import Asked, RunningCall
 from toolserver.sandbox.call_place import CallPlace, OutputPart
 
 CHUNK_BYTES = 64 << 10
 QUIET_S = 10.0  # after so long without an event a follower is told that there is none
-Name = Literal["started", "stdout", "stderr", "lost", "progress", "outcome"]
+Name = Literal["started", "stdout", "stderr", "lost", "progress", "input_required", "outcome"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ async def follow(call: RunningCall, offset: int, until: float) -> AsyncIterator[
     """
     followed: CallPlace | None = None
     shown: dict[str, Any] | None = None
+    asked: Asked | None = None
     while True:
         news: set[asyncio.Future[Any]] = {call.answer, call.news.changed}
         if call.placed.done() and call.placed.result() is not followed:
@@ -63,6 +65,9 @@ async def follow(call: RunningCall, offset: int, until: float) -> AsyncIterator[
         elif call.news.progress is not shown:
             shown = call.news.progress
             yield Event.of("progress", shown or {})
+        elif call.asked is not None and call.asked is not asked:
+            asked = call.asked
+            yield Event.of("input_required", as_asked(call, asked))
         elif not (await asyncio.wait(news, timeout=left_s, return_when=asyncio.FIRST_COMPLETED))[0]:
             yield None
 

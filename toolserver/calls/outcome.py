@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,8 +75,10 @@ def _blocks(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def blocks_of(result: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """The content blocks of a result; None when it has none that MCP knows."""
+    """The content blocks of a result; None when it has none that MCP knows. Of one that is structured only: its JSON as text."""
     content = result.get("content")
+    if content is None and "structuredContent" in result:
+        return [{"type": "text", "text": json.dumps(result["structuredContent"], ensure_ascii=False)}]
     if not isinstance(content, list) or not all(
         isinstance(b, dict) and isinstance(b.get("type"), str) for b in content
     ):

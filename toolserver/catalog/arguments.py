@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any
 
 from jsonschema.exceptions import ValidationError
+from jsonschema.protocols import Validator
 
 from toolserver.catalog.image import Tool
 from toolserver.catalog.keywords import CheckTooLong, deadline
@@ -33,12 +34,22 @@ def check(tool: Tool, arguments: Any) -> Errors:
     """
     if not isinstance(arguments, dict):
         return [{"pointer": "", "message": f"must be an object of named arguments, not {_kind(arguments)}"}]
-    problems = _value_problems(arguments)
-    if problems:
-        return problems
+    return _value_problems(arguments) or _checked(tool.validator, arguments)
+
+
+def output_errors(tool: Tool, result: dict[str, Any]) -> Errors:
+    """Everything in an MCP result that its tool's output schema forbids; empty without such a schema."""
+    if tool.output_validator is None:
+        return []
+    if "structuredContent" not in result:
+        return [{"pointer": "", "message": "there is none, though the tool's output_schema promises one"}]
+    return _checked(tool.output_validator, result["structuredContent"])
+
+
+def _checked(validator: Validator, arguments: Any) -> Errors:
     mark = deadline.set(time.monotonic() + MAX_CHECK_S)
     try:
-        found = list(islice(tool.validator.iter_errors(arguments), MAX_ERRORS + 1))
+        found = list(islice(validator.iter_errors(arguments), MAX_ERRORS + 1))
         errors = [entry for error in found[:MAX_ERRORS] for entry in _entries(error)]
     except CheckTooLong:
         return [

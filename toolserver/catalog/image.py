@@ -47,6 +47,11 @@ class Tool:
         """Compiled from `input_schema`, once. Use `arguments.check`, which bounds its time."""
         return compile_schema(self.input_schema)
 
+    @cached_property
+    def output_validator(self) -> Validator | None:
+        """Compiled from `output_schema`, once. Use `arguments.output_errors`, which bounds its time."""
+        return None if self.output_schema is None else compile_schema(self.output_schema)
+
 
 @dataclass(frozen=True)
 class LimitsOverride:

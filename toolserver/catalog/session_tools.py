@@ -59,4 +59,38 @@ CALL_CANCEL = Tool(
     image=IMAGE,
 )
 
-SESSION_TOOLS: tuple[Tool, ...] = (CALL_WAIT, CALL_CANCEL)
+CALL_ANSWER = Tool(
+    name="call_answer",
+    description=(
+        "Answer what a running tool call asks its user, and wait on for its result. Use it when a call answered input_required: give "
+        "its call_id, and action accept with the content that its requested_schema wants (none for a page to open), decline to "
+        "say no, or cancel to dismiss the question."
+    ),
+    input_schema={
+        "type": "object",
+        "properties": {
+            "call_id": _CALL_ID,
+            "action": {"type": "string", "enum": ["accept", "decline", "cancel"]},
+            "content": {"type": "object", "description": "The answer, with action accept."},
+            "elicitation_id": {
+                "type": "integer",
+                "minimum": 1,
+                "description": "Which question is answered, as it was told. An answer to an earlier one changes nothing.",
+            },
+            "wait_s": {"type": "number", "minimum": 0, "description": "Seconds to wait at most. The server bounds it."},
+        },
+        "required": ["call_id", "action"],
+        "additionalProperties": False,
+    },
+    output_schema=None,
+    annotations={
+        "title": "Answer a question of a running call",
+        "readOnlyHint": False,
+        "destructiveHint": False,
+        "idempotentHint": True,
+        "openWorldHint": False,
+    },
+    image=IMAGE,
+)
+
+SESSION_TOOLS: tuple[Tool, ...] = (CALL_WAIT, CALL_CANCEL, CALL_ANSWER)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_LINE_BYTES = 8 << 20
-HEAD_BYTES = 512
+HEAD_BYTES = TAIL_BYTES = 512
 
 
 @dataclass(frozen=True)
 class Oversized:
-    """A line longer than the bound, of which only the head was kept."""
+    """A line longer than the bound, of which only head and tail were kept."""
 
     head: bytes
+    tail: bytes
 
 
 class LineBuffer:
@@ -23,11 +24,12 @@ class LineBuffer:
         self._parts: list[bytes] = []
         self._length = 0
         self._dropping: bytes | None = None  # the head of the line that is being dropped
+        self._tail = b""
 
     def feed(self, data: bytes) -> list[bytes | Oversized]:
         """The lines that `data` completes, in order, without their newline."""
         if not self._parts and self._dropping is None and data.endswith(b"\n") and data.find(b"\n") == len(data) - 1:
-            return [data[:-1]] if len(data) - 1 <= self._max else [Oversized(data[:-1][:HEAD_BYTES])]  # the usual case
+            return [data[:-1] if len(data) - 1 <= self._max else _oversized(data[:-1])]  # the usual case
         *ended, rest = data.split(b"\n")
         lines: list[bytes | Oversized] = []
         for piece in ended:
@@ -37,15 +39,23 @@ class LineBuffer:
         return lines
 
     def _add(self, piece: bytes) -> None:
-        if self._dropping is not None or not piece:
+        if not piece:
+            return
+        if self._dropping is not None:
+            self._tail = (self._tail + piece[-TAIL_BYTES:])[-TAIL_BYTES:]
             return
         self._parts.append(piece)
         self._length += len(piece)
         if self._length > self._max:
-            self._dropping = b"".join(self._parts)[:HEAD_BYTES]
+            cut = _oversized(b"".join(self._parts))
+            self._dropping, self._tail = cut.head, cut.tail
             self._parts, self._length = [], 0
 
     def _take(self) -> bytes | Oversized:
-        line = Oversized(self._dropping) if self._dropping is not None else b"".join(self._parts)
-        self._parts, self._length, self._dropping = [], 0, None
+        line = b"".join(self._parts) if self._dropping is None else Oversized(self._dropping, self._tail)
+        self._parts, self._length, self._dropping, self._tail = [], 0, None, b""
         return line
+
+
+def _oversized(line: bytes) -> Oversized:
+    return Oversized(line[:HEAD_BYTES], line[-TAIL_BYTES:])

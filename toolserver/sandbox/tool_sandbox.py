@@ -1,7 +1,7 @@
 """A sandbox as the rest of the server sees it: opened for use, called, cancelled, peeked into, ended.
 
 Images that announce the extension `toolcrib/worker` (docs/reference/sandbox-protocol.md) enforce deadlines themselves and
-tell what happened; any other MCP server works too, with the deadline kept from here.
+tell what happened; any other MCP server of either era works too, with the deadline kept from here.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ from typing import Any, Literal
 
 from toolserver.errors import RuntimeUnavailable, SandboxGone
 from toolserver.runtime.base import Limits, Sandbox, SandboxEnd
+from toolserver.sandbox import handshake
+from toolserver.sandbox.background import Background
 from toolserver.sandbox.call_place import OutputPart
+from toolserver.sandbox.eras import LATEST_LEGACY, is_modern
+from toolserver.sandbox.foreign_calls import ForeignCalls
+from toolserver.sandbox.questions import ELICIT, Ask
 from toolserver.sandbox.stdio_client import RpcError, StdioClient
 
 WORKER_EXTENSION, WORKER_VERSION = "toolcrib/worker", 2
-PROTOCOL_VERSION = "2025-11-25"
-STATELESS_VERSION = "2026-07-28"  # the era without `initialize`
-_CLIENT = {"name": "toolcrib-toolserver", "version": "1"}
-_MAX_PAGES = 100
+_MAX_PAGES, _MAX_TOOLS = 100, 5_000
+_LIST_S = 30.0  # for a list of tools that is asked for again
+_LIST_PAUSE_S = 1.0  # between two of them
 _SHORT_S = 5.0  # for what a worker answers at once
 
 
@@ -44,15 +48,27 @@ class Term:
 
 
 class ToolSandbox:
-    """`has_worker`: it speaks the extension. `end`: how it ended, once it was closed. `close` or `release` must be called."""
+    """`has_worker`: it speaks the extension. `era`: the version of MCP that was agreed on. `listed`: its entries of `tools/list`.
+
+    `on_tools` is told of a list that came after the first, because the server said that it changed. `end`: how it ended, once it
+    was closed. `close` or `release` must be called.
+    """
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.client = StdioClient(sandbox)
         self.has_worker = False
-        self.era = PROTOCOL_VERSION
+        self.era = LATEST_LEGACY
+        self.listed: list[dict[str, Any]] = []
+        self.on_tools: Callable[[list[dict[str, Any]]], None] | None = None
         self.end: SandboxEnd | None = None
+        self.runaway = False  # a call was given up in it that may still run
         self._term = Term()
-        self._foreign_calls: dict[str, int] = {}  # call id to request id, without the extension
+        self._foreign = ForeignCalls(self.client)
+        self._background = Background()
+        self._relisting: asyncio.Task[None] | None = None
+        self._changed_again = False
+        self.client.answering[ELICIT] = self._foreign.elicited
+        self.client.noted["notifications/tools/list_changed"] = self._tools_changed
 
     @property
     def sandbox_id(self) -> str:
@@ -69,10 +85,11 @@ class ToolSandbox:
         """
         told = json.loads(protocol)
         self.has_worker = told["worker"]
-        self._set_era(told["era"])
+        self.era = told["era"]
+        self.client.meta = handshake.meta() if is_modern(self.era) else {}
         await self.client.end_line()
         if not self.has_worker:
-            await self.list_tools(timeout_s)
+            self.listed = await self.list_tools(timeout_s)
             return True
         asked = {"epoch": term.epoch, "lease_s": term.lease_s}
         answer = await self.client.request("toolcrib/attach", asked, timeout_s)
@@ -99,15 +116,26 @@ class ToolSandbox:
     def alive(self) -> bool:
         return self.client.alive
 
-    async def open(self, expected_tools: frozenset[str], timeout_s: float) -> None:
-        """Up to its list of tools, still nobody's. Raises RuntimeUnavailable: it ended, hung, refused, or lacks a tool of the catalog."""
+    async def open(self, expected_tools: frozenset[str], timeout_s: float, hint: str | None = LATEST_LEGACY) -> None:
+        """Up to its list of tools, still nobody's. `hint`: the version of MCP to begin with, None: nothing is known.
+
+        Raises RuntimeUnavailable: it ended, hung, refused, or lacks a tool of the catalog; StartOver: a fresh one may do better.
+        """
         with self._being_made_ready(timeout_s):
-            async with asyncio.timeout(timeout_s):
-                await self._introduce(timeout_s)
-                offered = {str(tool.get("name")) for tool in await self.list_tools(timeout_s)}
-        if missing := sorted(expected_tools - offered):
+            async with asyncio.timeout(timeout_s * 2):  # where both eras have to be tried
+                welcome = await handshake.greet(self.client, hint, timeout_s)
+                self._welcomed(welcome)
+                self.listed = await self.list_tools(timeout_s)
+                tools = welcome.capabilities.get("tools")
+                if self.client.meta and isinstance(tools, dict) and tools.get("listChanged") is True:
+                    await self.client.listen("subscriptions/listen", {"notifications": {"toolsListChanged": True}})
+        if missing := sorted(expected_tools - {str(tool.get("name")) for tool in self.listed}):
+            lacks = f"The image {self._image} lacks tools of the catalog: {', '.join(missing)}."
+            foreign = self.client.sandbox.spec.foreign
             raise RuntimeUnavailable(
-                f"The image {self._image} lacks tools of the catalog: {', '.join(missing)}. Build it anew: toolserver images build."
+                f"{lacks} See what it offers now: toolserver tools check {self._image}."
+                if foreign
+                else f"{lacks} Build it anew: toolserver images build."
             )
 
     async def bind(self, env: Mapping[str, str], limits: Limits, term: Term, timeout_s: float) -> None:
@@ -128,57 +156,54 @@ class ToolSandbox:
     def _being_made_ready(self, timeout_s: float) -> Iterator[None]:
         try:
             yield
-        except SandboxGone as problem:
-            raise RuntimeUnavailable(
-                f"The sandbox of the image {self._image} ended before it was ready: {problem}."
-            ) from problem
-        except TimeoutError as problem:
-            raise RuntimeUnavailable(
-                f"The sandbox of the image {self._image} was not ready within {timeout_s:g} s."
-            ) from problem
-        except RpcError as problem:
-            raise RuntimeUnavailable(
-                f"The tool server in the image {self._image} refused to start: {problem.message}."
-            ) from problem
+        except (SandboxGone, TimeoutError, RpcError, handshake.Refused) as problem:
+            raise unready(self._image, problem, timeout_s) from problem
 
-    async def _introduce(self, timeout_s: float) -> None:
-        hello = {"protocolVersion": PROTOCOL_VERSION, "capabilities": {}, "clientInfo": _CLIENT}
-        try:
-            welcome = await self.client.request("initialize", hello, timeout_s)
-        except RpcError:
-            # the first message decides the era: one that refuses `initialize` may know only the later one
-            self._set_era(STATELESS_VERSION)
-            welcome = await self.client.request("server/discover", {}, timeout_s)
-        else:
-            await self.client.notify("notifications/initialized", {})
-        capabilities = welcome.get("capabilities")
-        experimental = capabilities.get("experimental") if isinstance(capabilities, dict) else None
+    def _welcomed(self, welcome: handshake.Welcome) -> None:
+        self.era = welcome.version
+        experimental = welcome.capabilities.get("experimental")
         worker = experimental.get(WORKER_EXTENSION) if isinstance(experimental, dict) else None
         self.has_worker = isinstance(worker, dict) and worker.get("version") == WORKER_VERSION
-
-    def _set_era(self, era: str) -> None:
-        self.era = era
-        if era == STATELESS_VERSION:
-            prefix = "io.modelcontextprotocol/"
-            self.client.meta = {
-                f"{prefix}protocolVersion": STATELESS_VERSION,
-                f"{prefix}clientInfo": _CLIENT,
-                f"{prefix}clientCapabilities": {},
-            }
 
     async def list_tools(self, timeout_s: float) -> list[dict[str, Any]]:
         """All pages. Raises as StdioClient.request."""
         tools: list[dict[str, Any]] = []
         cursor: str | None = None
+        seen: set[str] = set()
         for _ in range(_MAX_PAGES):
             page = await self.client.request("tools/list", {"cursor": cursor} if cursor else {}, timeout_s)
             listed = page.get("tools")
             tools += [tool for tool in listed if isinstance(tool, dict)] if isinstance(listed, list) else []
+            if len(tools) > _MAX_TOOLS:
+                raise RpcError(0, f"the tool list has more than {_MAX_TOOLS} tools")
             following = page.get("nextCursor")
             if not isinstance(following, str) or not following:
                 return tools
+            if following in seen:
+                raise RpcError(0, "the tool list never ends: a page names an earlier one as the next")
+            seen.add(following)
             cursor = following
         raise RpcError(0, f"the tool list has more than {_MAX_PAGES} pages")
+
+    def _tools_changed(self) -> None:
+        """However often it is said, one list after the other is asked for."""
+        if self.has_worker or self.on_tools is None:
+            return
+        if self._relisting is None or self._relisting.done():
+            self._relisting = self._background.spawn(self._list_again(), f"list the tools of {self.sandbox_id}")
+        else:
+            self._changed_again = True
+
+    async def _list_again(self) -> None:
+        while True:
+            self._changed_again = False
+            with contextlib.suppress(RpcError, SandboxGone, TimeoutError):  # it is as the first list said, then
+                self.listed = await self.list_tools(_LIST_S)
+                if self.on_tools is not None:
+                    self.on_tools(self.listed)
+            await asyncio.sleep(_LIST_PAUSE_S)
+            if not self._changed_again:
+                return
 
     async def call(
         self,
@@ -191,10 +216,13 @@ class ToolSandbox:
         grace_s: float,
         traceparent: str | None = None,
         on_progress: Callable[[dict[str, Any]], None] | None = None,
+        owner: str = "",
+        ask: Ask | None = None,
     ) -> dict[str, Any]:
         """The MCP result. Raises RpcError, SandboxGone, and TimeoutError when it did not end by deadline_s + grace_s.
 
-        `on_progress` gets the params of each progress notification, of images without the extension.
+        Of images without the extension `on_progress` gets the params of each progress notification, and `ask` what the tool asks
+        its user; `owner` is who would see that.
         """
         meta: dict[str, Any] = {} if traceparent is None else {"traceparent": traceparent}
         params: dict[str, Any] = {"name": tool, "arguments": arguments, "_meta": meta}
@@ -202,27 +230,14 @@ class ToolSandbox:
             bounds = {"deadline_s": deadline_s, "max_text_bytes": max_text_bytes}
             meta["toolcrib/call"] = {"call_id": call_id, "epoch": self._term.epoch, **bounds}
             return await self.client.request("tools/call", params, deadline_s + grace_s)
-        numbers = self._foreign_calls
-        if on_progress is not None:
-            meta["progressToken"] = call_id
-            self.client.progressed[call_id] = on_progress
+        return await self._foreign.run(
+            call_id, params, deadline_s, grace_s, owner=owner, ask=ask, on_progress=on_progress
+        )
 
-        def numbered(number: int) -> None:
-            numbers[call_id] = number
-
-        work = asyncio.ensure_future(self.client.request("tools/call", params, deadline_s + grace_s, numbered))
-        try:
-            done, _ = await asyncio.wait([work], timeout=deadline_s)
-            if not done:
-                await self.cancel(call_id, "the call outlived its deadline")
-                await asyncio.wait([work], timeout=grace_s)
-                raise TimeoutError
-            return work.result()
-        finally:
-            numbers.pop(call_id, None)
-            self.client.progressed.pop(call_id, None)
-            work.cancel()
-            await asyncio.wait([work])
+    @property
+    def foreign_calls(self) -> int:
+        """How many calls run in it, without the extension."""
+        return len(self._foreign)
 
     async def cancel(self, call_id: str, reason: str) -> bool:
         """Ask for the end of a call; whether it was known. Its answer still comes by `call`. Raises SandboxGone."""
@@ -232,11 +247,7 @@ class ToolSandbox:
             except (RpcError, TimeoutError):
                 return False
             return found.get("found") is True
-        number = self._foreign_calls.get(call_id)
-        if number is None:
-            return False
-        await self.client.notify("notifications/cancelled", {"requestId": number, "reason": reason})
-        return True
+        return await self._foreign.cancel(call_id, reason)
 
     async def peek(self, call_id: str) -> list[dict[str, Any]]:
         """The call's output so far; none when it can't be told. Never raises."""
@@ -264,7 +275,7 @@ class ToolSandbox:
     async def answers(self) -> bool:
         """Whether it gives a sign of life. Never raises."""
         try:
-            await self.client.request("ping", {}, _SHORT_S)
+            await self.client.request("ping", {}, _SHORT_S)  # the modern era has none, and says so
         except (SandboxGone, TimeoutError):
             return False
         except RpcError:
@@ -283,11 +294,22 @@ class ToolSandbox:
         """Remove it; how it ended. Safe to call again."""
         if self.end is None:
             self.end = await self.client.close()
+            await self._background.close()
         return self.end
 
     async def release(self) -> None:
         """Let go of it and leave it running."""
         await self.client.release()
+        await self._background.close()
+
+
+def unready(image: str, problem: BaseException, timeout_s: float) -> RuntimeUnavailable:
+    """Why a sandbox of `image` could not be used: it ended, hung, or said no."""
+    if isinstance(problem, SandboxGone):
+        return RuntimeUnavailable(f"The sandbox of the image {image} ended before it was ready: {problem}.")
+    if isinstance(problem, TimeoutError):
+        return RuntimeUnavailable(f"The sandbox of the image {image} was not ready within {timeout_s:g} s.")
+    return RuntimeUnavailable(f"The tool server in the image {image} refused to start: {str(problem).rstrip('.')}.")
 
 
 def _part(told: dict[str, Any], offset: int) -> OutputPart | None:

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from toolserver.catalog.image import ToolImage
 from toolserver.errors import RuntimeUnavailable, SandboxGone, StoreUnavailable
@@ -22,6 +23,7 @@ from toolserver.runtime.base import (
     SandboxSpec,
 )
 from toolserver.sandbox.background import Background
+from toolserver.sandbox.eras import Eras
 from toolserver.sandbox.stdio_client import RpcError
 from toolserver.sandbox.tool_sandbox import Term, ToolSandbox
 from toolserver.sessions.claim import Claim
@@ -82,7 +84,9 @@ async def hidden_env(image: ToolImage) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class BoxServices:
-    """What all boxes share. `background` owns starts under way, `starts` and `attaches` bound how many there are at a time.
+    """What all boxes share. `eras`: what images were found to speak. `tools_seen` is told what a sandbox of an added image offers.
+
+    `background` owns starts under way, `starts` and `attaches` bound how many there are at a time.
 
     A sandbox that could not be removed leaves `holdings` all the same: then a reconcile takes it later. `counted` is told of
     each start.
@@ -96,6 +100,8 @@ class BoxServices:
     starts: Starts
     attaches: asyncio.Semaphore
     counted: Callable[[], None]
+    eras: Eras
+    tools_seen: Callable[[str, list[dict[str, Any]]], None]
 
 
 class Box:
@@ -249,6 +255,7 @@ class Box:
             found = ToolSandbox(await self._services.runtime.attach(spec, handle))
             try:
                 if await found.attach(protocol, term, _ATTACH_S):
+                    self._heed_tools(found)
                     return found
                 problem: Exception | str = "it was never given to its session"
             except SandboxGone as ending:  # its end is seen on the stream before the engine notes it
@@ -370,14 +377,30 @@ class Box:
             services.holdings.sandboxes.discard(spec.sandbox_id)
             raise
 
+    def _heed_tools(self, sandbox: ToolSandbox) -> None:
+        """What an added image offers is looked at: it may differ from what was approved."""
+        name, seen = self.plan.image.name, self._services.tools_seen
+        if self.plan.image.origin == "added":
+            sandbox.on_tools = lambda tools: seen(name, tools)
+            seen(name, sandbox.listed)
+
     async def _started(self, spec: SandboxSpec) -> ToolSandbox:
         plan, services = self.plan, self._services
         hidden = await hidden_env(plan.image)
+        if plan.image.era is not None and services.eras.hint(spec) is None:
+            services.eras.tell(spec, plan.image.era)
         started = await start_sandbox(
-            services.runtime, services.starts, spec, plan.expected_tools, plan.start_timeout_s, hidden=hidden
+            services.runtime,
+            services.starts,
+            spec,
+            plan.expected_tools,
+            plan.start_timeout_s,
+            hidden=hidden,
+            eras=services.eras,
         )
         self._hidden = tuple(hidden.values())
         try:
+            self._heed_tools(started)
             await started.bind(plan.env, plan.limits, services.terms.first, plan.start_timeout_s)
             await self._record(started)
         except BaseException:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from toolserver.catalog.catalog import Catalog
 from toolserver.catalog.image import ToolImage
 from toolserver.runtime.base import Limits, Network, SandboxRuntime
 from toolserver.sandbox.background import Background
+from toolserver.sandbox.eras import Eras
 from toolserver.sessions.box import Box, BoxPlan, BoxServices
 from toolserver.sessions.claim import Claim, Wanted, claim
 from toolserver.sessions.holdings import Holdings
@@ -42,10 +44,13 @@ class BoxMaker:
         claimed: Callable[[str], None],
         hot: Callable[[], bool],
         clock: Callable[[], float],
+        eras: Eras,
+        tools_seen: Callable[[str, list[dict[str, Any]]], None],
     ) -> None:
         self._settings, self._runtime, self._catalog, self._database = settings, runtime, catalog, database
         self._background, self._holdings = background, holdings
         self._counted, self._claimed = counted, claimed
+        self._eras, self._tools_seen = eras, tools_seen
         self._starts = Starts(_PARALLEL_STARTS)
         self._shared = SharedBoxes()
         self._services = self._services_under(Terms(0, settings.session.lease_s))
@@ -90,7 +95,7 @@ class BoxMaker:
             limits=_lower(grant.limits, image),
             network=_network(grant, image),
             env=_env(grant, image),
-            expected_tools=frozenset(tool.name for tool in image.tools),
+            expected_tools=frozenset(tool.own_name for tool in image.tools),
             start_timeout_s=self._settings.runtime.start_timeout_s,
         )
 
@@ -111,6 +116,7 @@ class BoxMaker:
             starts=self._starts,
             holdings=self._holdings,
             start_timeout_s=self._settings.runtime.start_timeout_s,
+            eras=self._eras,
             counted=self._counted,
         )
         eager = [image.name for image in self._catalog.images.values() if image.pooled]
@@ -126,6 +132,8 @@ class BoxMaker:
             starts=self._starts,
             attaches=asyncio.Semaphore(_PARALLEL_ATTACHES),
             counted=self._counted,
+            eras=self._eras,
+            tools_seen=self._tools_seen,
         )
 
 

@@ -19,6 +19,7 @@ from toolserver.errors import Code, RuntimeUnavailable, StoreUnavailable, ToolSe
 from toolserver.journal.journal import Journal
 from toolserver.runtime.base import SandboxRuntime
 from toolserver.sandbox.background import Background
+from toolserver.sandbox.eras import Eras
 from toolserver.sessions.box import Box
 from toolserver.sessions.box_maker import BoxMaker
 from toolserver.sessions.holdings import Holdings
@@ -53,10 +54,13 @@ class Registry:
         hot: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
         boot: str = "",
+        eras: Eras | None = None,
+        tools_seen: Callable[[str, list[dict[str, Any]]], None] = lambda _image, _tools: None,
     ) -> None:
         """`counted` is told of each sandbox started, `claimed` of each that a session begins with (`warm` or `cold`).
 
         `hot`: so many calls run that a start for the pool would slow them. `clock` is monotonic. `boot` names the present boot of the machine.
+        `eras`: what images were found to speak. `tools_seen` is told what a sandbox of an added image offers (image, entries of `tools/list`).
         """
         self.settings, self.runtime, self.catalog, self.clock = settings, runtime, catalog, clock
         self.background = Background()
@@ -82,6 +86,8 @@ class Registry:
             claimed=claimed,
             hot=hot,
             clock=clock,
+            eras=eras or Eras(),
+            tools_seen=tools_seen,
         )
         self.pool = self._boxes.pool
 

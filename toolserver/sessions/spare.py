@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from toolserver.catalog.image import ToolImage
 from toolserver.errors import RuntimeUnavailable
 from toolserver.runtime.base import Limits, SandboxRuntime, SandboxSpec
+from toolserver.sandbox.eras import Eras
 from toolserver.sandbox.tool_sandbox import ToolSandbox
 from toolserver.sessions.holdings import Holdings
 from toolserver.sessions.starting import Starts, start_sandbox
@@ -58,12 +59,13 @@ class SpareMaker:
         starts: Starts,
         holdings: Holdings,
         start_timeout_s: float,
+        eras: Eras,
         counted: Callable[[], None] = lambda: None,
     ) -> None:
         """`limits`: what a session that asks for none gets of an image. `counted` is told of each sandbox started."""
         self._runtime, self._images, self._limits = runtime, images, limits
         self._starts, self._holdings, self._start_timeout_s = starts, holdings, start_timeout_s
-        self._counted = counted
+        self._eras, self._counted = eras, counted
         self.expected_mb = ASSUMED_MB
 
     def limits(self, image_name: str) -> Limits:
@@ -98,10 +100,12 @@ class SpareMaker:
         spec = spare.spec
         self._holdings.sandboxes.add(spec.sandbox_id)
         self._holdings.workspaces.add(spec.workspace_id)
-        tools = frozenset(tool.name for tool in self._images[spare.image].tools)
+        tools = frozenset(tool.own_name for tool in self._images[spare.image].tools)
         try:
             await self._runtime.create_workspace(spec.workspace_id, spec.limits.disk_mb)
-            spare.sandbox = await start_sandbox(self._runtime, self._starts, spec, tools, self._start_timeout_s)
+            spare.sandbox = await start_sandbox(
+                self._runtime, self._starts, spec, tools, self._start_timeout_s, eras=self._eras
+            )
         except BaseException:
             await self.end(spare)
             raise

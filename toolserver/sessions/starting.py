@@ -9,7 +9,9 @@ from contextlib import asynccontextmanager
 
 from toolserver.errors import RuntimeUnavailable
 from toolserver.runtime.base import SandboxRuntime, SandboxSpec
-from toolserver.sandbox.tool_sandbox import ToolSandbox
+from toolserver.sandbox.eras import Eras
+from toolserver.sandbox.handshake import StartOver
+from toolserver.sandbox.tool_sandbox import ToolSandbox, unready
 from toolserver.telemetry.logs import without
 
 _log = logging.getLogger(__name__)
@@ -43,27 +45,57 @@ async def start_sandbox(
     expected_tools: frozenset[str],
     timeout_s: float,
     *,
+    eras: Eras,
     hidden: Mapping[str, str] | None = None,
 ) -> ToolSandbox:
     """Open up to its list of tools, bound to nobody. Raises RuntimeUnavailable: then nothing is left of it.
 
+    A server that could not bear the first words is started once more, and greeted otherwise. What it speaks is remembered.
     `hidden`: the secrets of an added image.
     """
     async with starts.turn():
+        hint = eras.hint(spec)
         try:
-            async with asyncio.timeout(timeout_s * 2):
-                started = ToolSandbox(await runtime.start(spec, hidden))
-        except TimeoutError as problem:
-            raise RuntimeUnavailable(f"A sandbox of the image {spec.image} did not start in time.") from problem
-        try:
-            await started.open(expected_tools, timeout_s)
-        except BaseException:
-            end = await started.close()
-            tail = {
-                "image": spec.image,
-                "cause": end.cause,
-                "log_tail": without((*spec.env.values(), *(hidden or {}).values()), end.log_tail)[-2000:],
-            }
-            _log.warning("sandbox_start_failed", extra={"fields": tail})
-            raise
+            started = await _start(runtime, spec, expected_tools, timeout_s, hint=hint, hidden=hidden)
+        except StartOver as over:
+            _log.info("sandbox_started_over", extra={"fields": {"image": spec.image, "instead": over.instead}})
+            try:
+                started = await _start(runtime, spec, expected_tools, timeout_s, hint=over.instead, hidden=hidden)
+            except StartOver as again:
+                raise unready(spec.image, again.problem, timeout_s) from again
+    eras.remember(spec, started.era)
+    return started
+
+
+async def _start(
+    runtime: SandboxRuntime,
+    spec: SandboxSpec,
+    expected_tools: frozenset[str],
+    timeout_s: float,
+    *,
+    hint: str | None,
+    hidden: Mapping[str, str] | None,
+) -> ToolSandbox:
+    """Raises RuntimeUnavailable, StartOver."""
+    try:
+        async with asyncio.timeout(timeout_s * 2):
+            started = ToolSandbox(await runtime.start(spec, hidden))
+    except TimeoutError as problem:
+        raise RuntimeUnavailable(f"A sandbox of the image {spec.image} did not start in time.") from problem
+    try:
+        await started.open(expected_tools, timeout_s, hint)
+    except BaseException as problem:
+        end = await started.close()
+        secret = (*spec.env.values(), *(hidden or {}).values())
+        tail = {
+            "image": spec.image,
+            "cause": end.cause,
+            "exit_code": end.exit_code,
+            "noise": [without(secret, line.decode("utf-8", "replace")) for line in started.client.noise],
+            "log_tail": without(secret, end.log_tail)[-2000:],
+        }
+        _log.warning("sandbox_start_failed", extra={"fields": tail})
+        if isinstance(problem, RuntimeUnavailable) and end.cause == "exited":
+            raise RuntimeUnavailable(f"{problem} Its program exited with code {end.exit_code}.") from problem
+        raise
     return started

@@ -16,6 +16,7 @@ from toolserver.errors import RuntimeUnavailable
 from toolserver.runtime.base import Limits
 from toolserver.runtime.fake_runtime import FakeRuntime
 from toolserver.runtime.fake_server import FakeToolServer
+from toolserver.sandbox.eras import Eras
 from toolserver.sandbox.tool_sandbox import Term
 from toolserver.sessions.claim import Claim, Wanted, claim
 from toolserver.sessions.holdings import Holdings
@@ -65,7 +66,13 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
     def _make(**sizes: Any) -> Bench:
         runtime, holdings = new_runtime(settings(tmp_path)), Holdings()
         maker = SpareMaker(
-            runtime, IMAGES, lambda _image: LIMITS, starts=Starts(4), holdings=holdings, start_timeout_s=5.0
+            runtime,
+            IMAGES,
+            lambda _image: LIMITS,
+            starts=Starts(4),
+            holdings=holdings,
+            start_timeout_s=5.0,
+            eras=Eras(),
         )
         state = {"now": 0.0, "hot": False, "may_start": True}
         pool = Pool(

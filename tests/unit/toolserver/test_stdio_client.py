@@ -14,9 +14,10 @@ from toolserver.errors import RuntimeUnavailable, SandboxGone
 from toolserver.runtime.base import Limits, SandboxSpec
 from toolserver.runtime.fake_pipe import FakePipe
 from toolserver.runtime.fake_runtime import FakeSandbox
+from toolserver.sandbox.eras import MODERN_VERSION
 from toolserver.sandbox.framing import LineBuffer, Oversized
 from toolserver.sandbox.stdio_client import RESPONSE_TOO_LARGE, RpcError, StdioClient
-from toolserver.sandbox.tool_sandbox import STATELESS_VERSION, ToolSandbox
+from toolserver.sandbox.tool_sandbox import ToolSandbox
 
 SPEC = SandboxSpec("sbx_1", "ses_1", "image", "ref", ("x",), Limits(64, 1, 16, 1))
 Answering = Callable[["Peer", dict[str, Any]], Awaitable[None]]
@@ -85,11 +86,11 @@ async def test_lines_that_are_no_answer_are_skipped_and_counted() -> None:
             b'{"jsonrpc":"1.0"}',
             b"\xff\xfe",
             b'{"jsonrpc":"2.0","id":999,"result":{}}',
+            b'{"jsonrpc":"2.0","method":5}',
             b"[" * 5000,
         ):
             await peer.stdout.write(line + b"\n")
         await peer.stdout.write(b"\n   \n")
-        await peer.say({"id": message["id"], "result": 5})
         await peer.say({"id": str(message["id"]), "result": {}})
         await peer.say({"id": message["id"], "result": {"a": float("nan")}})
 
@@ -235,13 +236,15 @@ async def test_a_server_of_the_stateless_era_is_recognised() -> None:
         if message["method"] == "initialize":
             await peer.say({"id": message["id"], "error": {"code": -32601, "message": "no initialize here"}})
         elif "id" in message:
-            assert message["params"]["_meta"]["io.modelcontextprotocol/protocolVersion"] == STATELESS_VERSION
-            await peer.say({"id": message["id"], "result": {"tools": [], "content": []}})
+            assert message["params"]["_meta"]["io.modelcontextprotocol/protocolVersion"] == MODERN_VERSION
+            versions = {"supportedVersions": [MODERN_VERSION]}
+            await peer.say({"id": message["id"], "result": {**versions, "tools": [], "content": []}})
 
     sandbox = ToolSandbox(FakeSandbox(SPEC, Peer(modern), lambda: None))
     await sandbox.open(frozenset(), 5)
-    assert sandbox.era == STATELESS_VERSION
+    assert sandbox.era == MODERN_VERSION
     assert await sandbox.call("t", {}, call_id="c", deadline_s=5, max_text_bytes=1000, grace_s=1) == {
+        "supportedVersions": [MODERN_VERSION],
         "tools": [],
         "content": [],
     }
