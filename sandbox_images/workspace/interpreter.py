@@ -195,6 +195,8 @@ class Interpreter:
             handlers[message["kind"]](message)
 
     def _bind(self, message: dict[str, Any]) -> None:
+        for name in message["gone"]:
+            os.environ.pop(name, None)
         os.environ.update(message["env"])
         show_told(os.environ)
 

@@ -85,15 +85,20 @@ class InterpreterHost:
         self._process, self._ready, self._cells_here = process, False, 0
         self._family.add(process.pid, lambda status, _cpu: self._process_ended(process, status))
 
-    def bind(self, environment: dict[str, str], memory_mb: int | None) -> None:
-        """The session's variables, for the interpreter that runs already and for those that follow."""
-        self.environment = environment
+    def limit_memory(self, memory_mb: int | None) -> None:
+        """For the interpreter that runs already and for those that follow."""
         self.memory_bytes = None if memory_mb is None else memory_mb << 20
-        if self._process is None:
-            return
-        self._process.send({"kind": "bind", "env": environment})
         if self.memory_bytes is not None and cgroup.oom_kills() is None:
             self._limit(resource.RLIMIT_DATA, (self.memory_bytes, self.memory_bytes))
+
+    def bind(self, environment: dict[str, str]) -> None:
+        """The session's variables, for the interpreter that runs already and for those that follow."""
+        before, self.environment = self.environment, environment
+        changed = {name: value for name, value in environment.items() if before.get(name) != value}
+        if self._process is not None:  # what code of the session has set itself stays
+            self._process.send(
+                {"kind": "bind", "env": changed, "gone": [name for name in before if name not in environment]}
+            )
 
     def _limit(self, kind: int, values: tuple[int, int]) -> None:
         if self._process is None:

@@ -22,6 +22,7 @@ from sandbox_images.base.annotations import TYPE_CHECKING, Any  # noqa: E402
 from sandbox_images.base.beneath import Workspace  # noqa: E402
 from sandbox_images.base.call_memory import CallMemory, Reply  # noqa: E402
 from sandbox_images.base.event_loop import Loop  # noqa: E402
+from sandbox_images.base.forwarder import FOLDER, Forwarder, Ports  # noqa: E402
 from sandbox_images.base.lease import Lease  # noqa: E402
 from sandbox_images.base.mcp_stdio import Encoded, ProtocolError  # noqa: E402
 from sandbox_images.base.pollable import pollable  # noqa: E402
@@ -99,11 +100,15 @@ class Worker:
         self._methods: dict[str, Callable[[dict[str, Any], Reply], None]] = {
             "initialize": self._initialize, "ping": lambda _params, reply: reply({}), "tools/list": self._list_tools,
             "toolcrib/attach": memory.attach, "toolcrib/recall": memory.recall, "toolcrib/output": memory.output,
-            "toolcrib/bind": self._bind, "toolcrib/cancel": self._cancel, "toolcrib/peek": self._peek, "toolcrib/usage": self._usage,
+            "toolcrib/bind": self._bind, "toolcrib/egress": self._egress, "toolcrib/cancel": self._cancel, "toolcrib/peek": self._peek, "toolcrib/usage": self._usage,
             "toolcrib/file.stat": transfer.stat, "toolcrib/file.list": transfer.list, "toolcrib/file.open": transfer.open,
             "toolcrib/file.read": transfer.read, "toolcrib/file.write": transfer.write, "toolcrib/file.close": transfer.close,
             "toolcrib/file.delete": transfer.delete, "toolcrib/archive.open": transfer.open_archive,
         } | {f"toolcrib/{name}": self._on_snapshots(name) for name in SNAPSHOT_METHODS}  # fmt: skip
+        # before any code of a session runs, so that nothing but the worker is the proxy
+        self._forwarder = Forwarder(self.loop, Ports()) if os.path.isdir(FOLDER) else None
+        self._base = self.interpreter.environment
+        self._told: dict[str, str] = {}  # the session's own variables
         self._stream = ProtocolStream(self.loop, self._on_line, self.loop.stop, self._lease.heard)
         self._bound = False
 
@@ -200,10 +205,47 @@ class Worker:
         disk, memory, cpus = (_limit(limits, name) for name in ("disk_mb", "memory_mb", "cpus"))
         if disk is not None:
             self.quota.limit(int(disk * (1 << 20)))
-        whole = environment.with_session(environment.with_processors(self.interpreter.environment, cpus), env)
+        self._base, self._told = environment.with_processors(self.interpreter.environment, cpus), env
+        self.interpreter.limit_memory(None if memory is None else int(memory))
+        egress = params.get("egress")
+        self._open_door(egress.get("door") if isinstance(egress, dict) else None, reply)
+
+    def _egress(self, params: dict[str, Any], reply: Reply) -> None:
+        if not self._bound:
+            raise ProtocolError(mcp_stdio.INVALID_REQUEST, "the sandbox is not bound yet")
+        self._open_door(params.get("door"), reply)
+
+    def _open_door(self, door: Any, reply: Reply) -> None:
+        """`door` of None: there is none from now on."""
+        if door is None:
+            if self._forwarder is not None:
+                self._forwarder.close()
+            self._set_environment({})
+            reply({})
+            return
+        if not isinstance(door, str) or not door.isalnum():
+            raise ProtocolError(mcp_stdio.INVALID_PARAMS, "door must be a name of letters and digits")
+        forwarder = self._forwarder
+        if forwarder is None:
+            raise mcp_stdio.refused("egress_unready", "the sandbox was started without a way out")
+
+        def done(problem: str | None) -> None:
+            if problem is not None:
+                forwarder.close()
+                self._set_environment({})
+                reply(mcp_stdio.refused("egress_unready", problem))
+                return
+            from sandbox_images.base.way_out import proxy_variables  # noqa: PLC0415 - most sessions have none
+
+            self._set_environment(proxy_variables())
+            reply({})
+
+        forwarder.open(door, done)
+
+    def _set_environment(self, way_out: dict[str, str]) -> None:
+        whole = environment.with_session({**self._base, **way_out}, self._told)
         self.shell.environment = whole
-        self.interpreter.bind(whole, None if memory is None else int(memory))
-        reply({})
+        self.interpreter.bind(whole)
 
     def _on_snapshots(self, name: str) -> Callable[[dict[str, Any], Reply], None]:
         def answer(params: dict[str, Any], reply: Reply) -> None:
