@@ -7,8 +7,10 @@ import contextlib
 import hashlib
 import logging
 import os
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Connection
 from starlette.types import ASGIApp
@@ -18,7 +20,7 @@ from toolserver.api.application import application
 from toolserver.api.auth import Authenticator
 from toolserver.api.events import Streams
 from toolserver.api.services import Phase, Readiness, Services
-from toolserver.calls import recovery
+from toolserver.calls import denials, recovery
 from toolserver.calls.admission import draining
 from toolserver.calls.call_journal import CallJournal
 from toolserver.calls.carry_out import stop
@@ -31,6 +33,7 @@ from toolserver.errors import JournalUnavailable, RequirementMissing, StartRefus
 from toolserver.journal.journal import Journal
 from toolserver.journal.segments import folder_of
 from toolserver.runtime.base import SandboxRuntime
+from toolserver.sessions.doors import Owner
 from toolserver.sessions.keep import keep_workspaces
 from toolserver.sessions.optional_images import OptionalImages
 from toolserver.sessions.places import SessionPlaces
@@ -109,6 +112,7 @@ class ToolServer:
             queue=settings.queue,
             counted=self._count_call,
         )
+        self.registry.doors.denied, self.registry.doors.used = self._egress_denied, self._egress_used
         self.watch = Watch(self.database, self.journal, self.quotas)
         self.desk = CallDesk(settings.call, self.registry, self.executor)
         self.snapshots = Snapshots(
@@ -289,6 +293,7 @@ class ToolServer:
             await self.registry.close(_END_S)
         await self.executor.close()
         await self.snapshots.close()
+        await self.registry.doors.close()
         await self.runtime.close()
         self.journal.append_surely("server_stopped")
         self.journal.close()
@@ -301,6 +306,20 @@ class ToolServer:
 
     def _count_start(self) -> None:
         self.metrics.count("toolserver_sandboxes_started_total")
+
+    def _egress_denied(self, owner: Owner, told: Mapping[str, Any]) -> None:
+        calls = denials.note(self.executor.admission.held(), owner, told)
+        self.metrics.count("toolserver_egress_denials_total", rule=str(told.get("rule")))
+        which = {"call_id": calls[0]} if len(calls) == 1 else {}
+        what = {name: told.get(name) for name in ("host", "port", "rule")}
+        self.journal.append_surely(
+            "egress_denied", tenant=owner.tenant, session_id=owner.session_id, image=owner.image, **which, **what
+        )
+
+    def _egress_used(self, _owner: Owner, told: Mapping[str, Any]) -> None:
+        self.metrics.count("toolserver_egress_connections_total")
+        for direction in ("up", "down"):
+            self.metrics.count("toolserver_egress_bytes_total", float(told.get(direction) or 0), direction=direction)
 
     def _count_claim(self, start: str) -> None:
         self.metrics.count("toolserver_pool_claims_total", start=start)

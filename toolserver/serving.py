@@ -89,7 +89,9 @@ async def serve(settings: Settings, options: ServeOptions, say: Callable[[str], 
 
 async def _choose(settings: Settings) -> tuple[SandboxRuntime, str | None]:
     try:
-        return await choose_runtime(settings.runtime, server_id(settings.state_dir), settings.state_dir)
+        return await choose_runtime(
+            settings.runtime, server_id(settings.state_dir), settings.state_dir, settings.egress.docker_network
+        )
     except RequirementMissing as problem:
         raise StartRefused(str(problem)) from problem
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from toolserver.egress.policy import EgressPolicy
 
 MIN_CPUS = 0.01  # the least that a container engine can share out
 
@@ -134,10 +136,37 @@ class JournalSettings(Section):
     fsync: bool = False  # each record, before it counts as written: outlives the machine, not only the server
 
 
-class WebSettings(Section):
-    """The `web` tool image. `allow_private` names host:port pairs that may be fetched although they are not public."""
+class EgressSettings(Section):
+    """What sandboxes may reach through the egress proxy. MiB, seconds.
 
+    `max_mode` and, for the mode allow, `allow` bound every session. `allow_private` names host:port pairs that may be reached
+    although they are not public.
+    """
+
+    max_mode: Literal["none", "allow", "open"] = "open"
+    allow: tuple[str, ...] = ()
     allow_private: tuple[str, ...] = ()
+    max_connections: int = Field(64, ge=1, le=1024)  # at a time, of one sandbox
+    max_connection_mb: int = Field(4096, ge=1)  # each way
+    max_total_mb: int = Field(65_536, ge=1)  # both ways, of one sandbox of a session
+    max_connection_s: float = Field(3600, gt=0)
+    idle_s: float = Field(300, gt=0)
+    docker_network: str = Field("bridge", min_length=1)  # docker: the engine's network that the proxy is on
+
+    @model_validator(mode="after")
+    def _rules_are_readable(self) -> Self:
+        EgressPolicy("allow", self.allow)
+        for pair in self.allow_private:
+            if pair.endswith(":*") or len(EgressPolicy("allow", (pair,)).allow) != 1:
+                raise ValueError(f"allow_private takes pairs of host:port, not {pair[:80]!r}")
+        if self.allow and self.max_mode != "allow":
+            raise ValueError('allow goes with max_mode "allow"')
+        return self
+
+
+class WebSettings(Section):
+    """The `web` tool image."""
+
     search_provider: Literal["none", "searxng", "brave"] = "none"
     searxng_url: str | None = None
     brave_api_key: SecretStr | None = None
@@ -165,6 +194,7 @@ class Settings(BaseSettings):
     queue: QueueSettings = QueueSettings()
     snapshot: SnapshotSettings = SnapshotSettings()
     journal: JournalSettings = JournalSettings()
+    egress: EgressSettings = EgressSettings()
     web: WebSettings = WebSettings()
     log: LogSettings = LogSettings()
     telemetry: TelemetrySettings = TelemetrySettings()

@@ -33,6 +33,8 @@ HEADER = struct.Struct(">II")  # bytes of JSON, bytes of data after it
 MAX_DATA_BYTES = 16 << 20
 SIGINT, BLOCK, SET_MASK = int(signal.SIGINT), int(signal.SIG_BLOCK), int(signal.SIG_SETMASK)
 INTERRUPT = frozenset((SIGINT,))
+USUAL_HANDLERS = {"ProxyHandler", "UnknownHandler", "HTTPHandler", "HTTPSHandler", "HTTPDefaultErrorHandler", "HTTPRedirectHandler",
+                  "FTPHandler", "FileHandler", "DataHandler", "HTTPErrorProcessor"}  # fmt: skip
 
 
 class Control:
@@ -198,6 +200,7 @@ class Interpreter:
         for name in message["gone"]:
             os.environ.pop(name, None)
         os.environ.update(message["env"])
+        _forget_opener()
         show_told(os.environ)
 
     def _run(self, message: dict[str, Any]) -> None:
@@ -252,6 +255,16 @@ class Interpreter:
                 if type(thing) is subprocess.Popen and thing.returncode is None and thing.pid in ended:
                     thing.returncode = ended[thing.pid]
         self.control.send("reaped", {})
+
+
+def _forget_opener() -> None:
+    """What urlopen made for itself of an earlier environment knows other proxies; one that code has installed stays."""
+    try:
+        request: Any = sys.modules.get("urllib.request")
+        if request is not None and {type(one).__name__ for one in request._opener.handlers} <= USUAL_HANDLERS:  # noqa: SLF001
+            request._opener = None  # noqa: SLF001 - there is no other way
+    except Exception:
+        return  # there is none, or code has put something else there
 
 
 def main() -> None:

@@ -229,10 +229,13 @@ class Worker:
         if forwarder is None:
             raise mcp_stdio.refused("egress_unready", "the sandbox was started without a way out")
 
+        was_open = forwarder.is_open
+
         def done(problem: str | None) -> None:
             if problem is not None:
-                forwarder.close()
-                self._set_environment({})
+                if not was_open:  # else it works again once the proxy is back
+                    forwarder.close()
+                    self._set_environment({})
                 reply(mcp_stdio.refused("egress_unready", problem))
                 return
             from sandbox_images.base.way_out import proxy_variables  # noqa: PLC0415 - most sessions have none

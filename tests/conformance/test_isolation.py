@@ -199,13 +199,18 @@ async def test_a_sandbox_without_workspace_has_none(real_bench: Bench) -> None:
     assert await real_bench.output(look, workspace="none") == b"False\n"
 
 
-@pytest.mark.parametrize("network", ["none", "open"])
-async def test_a_network_is_there_only_where_it_was_given(real_bench: Bench, network: str) -> None:
-    if real_bench.on_gvisor and network == "open":
-        pytest.skip("the engine of the test's own has no bridge")
-    look = "print(len(open('/proc/net/dev').readlines()) - 2, flush=True)"
-    interfaces = int(await real_bench.output(look, network=network))
-    assert (interfaces > 1) == (network == "open")
+@pytest.mark.parametrize("egress", [False, True])
+async def test_no_sandbox_has_a_network(real_bench: Bench, egress: bool) -> None:
+    look = """
+print(len(open('/proc/net/dev').readlines()) - 2)
+try:
+    import os
+    print(os.listdir('/.toolcrib/egress'), flush=True)
+except OSError as problem:
+    print(type(problem).__name__, flush=True)
+"""
+    interfaces, doors = (await real_bench.output(look, egress=egress)).decode().splitlines()
+    assert (interfaces, doors) == ("1", "[]" if egress else "FileNotFoundError")
 
 
 async def test_fixed_environment_arrives_and_names_the_threads(real_bench: Bench) -> None:

@@ -66,6 +66,7 @@ ROUTES = (
     Route("GET", "/v1/sessions", "Live sessions", endpoint=sessions.listing, query=wire.SessionsQuery),
     Route("GET", _SESSION, "One session", endpoint=sessions.get),
     Route("DELETE", _SESSION, "End a session and delete its files", endpoint=sessions.delete, query=wire.SessionsQuery),
+    Route("PUT", f"{_SESSION}/egress", "Change what it may reach", endpoint=sessions.put_egress, body=wire.EgressBody),
     Route("GET", f"{_SESSION}/tools", "The tools of a session", endpoint=sessions.tools),
     _CALL,
     Route(

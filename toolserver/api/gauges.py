@@ -16,6 +16,7 @@ def describe(metrics: Metrics, services: Services, executor: Executor) -> None:
     metrics.counter("toolserver_calls_total", "Ended tool calls by tool and code (ok: a success).")
     metrics.histogram("toolserver_call_seconds", "Time of ended tool calls, from their admission to their outcome.")
     metrics.counter("toolserver_sandboxes_started_total", "Sandboxes started.")
+    _describe_egress(metrics)
     _describe_pool(metrics, registry.pool)
     metrics.counter("toolserver_streamed_bytes_total", "Bytes of event streams.")
     metrics.gauge("toolserver_streams_open", "Event streams that are open now.", lambda: streams.open)
@@ -58,6 +59,12 @@ def describe(metrics: Metrics, services: Services, executor: Executor) -> None:
         "process_start_time_seconds", "When the server started, in seconds since 1970.", lambda: process.STARTED_AT
     )
     metrics.counter_of("process_cpu_seconds_total", "CPU time of the server.", process.cpu_seconds)
+
+
+def _describe_egress(metrics: Metrics) -> None:
+    metrics.counter("toolserver_egress_connections_total", "Connections that the egress proxy carried for sandboxes.")
+    metrics.counter("toolserver_egress_bytes_total", "Bytes that it carried, up (from sandboxes) and down.")
+    metrics.counter("toolserver_egress_denials_total", "Requests of sandboxes that it refused, by rule.")
 
 
 def _describe_pool(metrics: Metrics, pool: Pool) -> None:

@@ -13,6 +13,7 @@ from toolserver.api.body import raw_body
 from toolserver.api.events import left
 from toolserver.api.services import Services, caller, services
 from toolserver.catalog.session_tools import SESSION_TOOLS
+from toolserver.egress.policy import EgressPolicy, narrowed
 from toolserver.errors import Code, ToolServerError, invalid, invalid_all
 from toolserver.runtime.base import Limits
 from toolserver.sessions.registry import Prepare
@@ -60,7 +61,9 @@ def _read(data: dict[str, Any], crib: Services) -> wire.SessionBody:
         ("/limits/pids", limits.max_pids),
         ("/limits/disk_mb", limits.max_disk_mb),
     )
-    errors += wire.beyond(data, most) + _image_errors(data.get("images"), crib) + _egress_errors(data.get("egress"))
+    errors += (
+        wire.beyond(data, most) + _image_errors(data.get("images"), crib) + egress_errors(data.get("egress"), "/egress")
+    )
     if body is None or errors:
         raise invalid_all(errors)
     return body
@@ -104,7 +107,7 @@ def grant_of(body: wire.SessionBody, crib: Services) -> Grant:
         idle_s=body.idle_s or settings.session.idle_s,
         images=tuple(body.images) if body.images is not None else tuple(crib.catalog.images),
         limits=crib.runtime.effective_limits(asked),
-        egress="open" if body.egress.mode == "open" else "none",
+        egress=narrowed(policy_of(body.egress), crib.registry.doors.most),
         env=body.env,
         labels=body.labels,
     )
@@ -127,14 +130,25 @@ def _image_errors(images: Any, crib: Services) -> list[dict[str, str]]:
     return errors[:_MAX_ERRORS]
 
 
-def _egress_errors(egress: Any) -> list[dict[str, str]]:
-    mode = wire.at(egress, "/mode")
-    if mode == "allow":
-        told = "allow-lists need the egress proxy, which this version does not have; use none or open"
-        return [{"pointer": "/egress/mode", "message": told}]
-    if wire.at(egress, "/allow") and mode in (None, "none", "open"):
-        return [{"pointer": "/egress/allow", "message": "goes only with the mode allow"}]
-    return []
+def policy_of(body: wire.EgressBody) -> EgressPolicy:
+    """Of a body without `egress_errors`."""
+    return EgressPolicy.load(body.model_dump(exclude_none=True))
+
+
+def egress_errors(egress: Any, pointer: str) -> list[dict[str, str]]:
+    """`egress` is the client's JSON, at `pointer` of the body. What has another shape is for the model to refuse."""
+    mode, allow = wire.at(egress, "/mode"), wire.at(egress, "/allow")
+    if not isinstance(allow, list):
+        return []
+    if allow and mode in ("none", "open"):
+        return [{"pointer": f"{pointer}/allow", "message": "goes only with the mode allow"}]
+    errors = []
+    for place, rule in enumerate(allow):
+        try:
+            EgressPolicy("allow", (rule,) if isinstance(rule, str) else ())
+        except ValueError as problem:
+            errors.append({"pointer": f"{pointer}/allow/{place}", "message": str(problem)})
+    return errors[:_MAX_ERRORS]
 
 
 async def find(request: Request, scope: str) -> Session:
@@ -168,6 +182,21 @@ async def get(request: Request) -> Response:
 async def tools(request: Request) -> Response:
     session = await find(request, "read")
     return json_answer({"tools": session_tools(services(request), session)})
+
+
+async def put_egress(request: Request) -> Response:
+    """The session's egress from now on; the session as it is then."""
+    session = await find(request, "use")
+    crib, key = services(request), caller(request, "use")
+    data = strict_json.read_object(await raw_body(request))
+    body, errors = wire.read_all(wire.EgressBody, data)
+    errors += egress_errors(data, "")
+    if body is None or errors:
+        raise invalid_all(errors)
+    with session.in_use():
+        policy = narrowed(policy_of(body), crib.registry.doors.most)
+        await crib.registry.set_egress(session, policy, key_id=key.key_id)
+    return json_answer(shown(crib, session, tools=False))
 
 
 async def delete(request: Request) -> Response:

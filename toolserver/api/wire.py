@@ -47,8 +47,8 @@ class LimitsBody(WireModel):
 
 
 class EgressBody(WireModel):
-    mode: Literal["none", "allow", "open"] = "none"
-    allow: list[ShortText] = Field(default_factory=list, max_length=256)
+    mode: Literal["none", "allow", "open"] | None = None  # none of them: allow where there is a list, else none
+    allow: list[Annotated[str, Field(max_length=300)]] | None = Field(None, max_length=256)
 
 
 class SessionBody(WireModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 from toolserver.calls.command_call import command_line
@@ -9,7 +10,8 @@ from toolserver.calls.request import CallRequest
 from toolserver.calls.running import RunningCall
 from toolserver.catalog import arguments as schema_check
 from toolserver.catalog.catalog import Catalog
-from toolserver.catalog.image import Tool
+from toolserver.catalog.image import Tool, ToolImage
+from toolserver.egress.policy import narrowed
 from toolserver.errors import Code, ToolServerError, invalid_all
 from toolserver.sessions.session import Session
 from toolserver.settings import CallSettings
@@ -22,6 +24,25 @@ def draining() -> ToolServerError:
     return ToolServerError(
         Code.DRAINING, "The server is shutting down and takes no new calls. Try again when it is back."
     )
+
+
+def _check_egress(tool: Tool, image: ToolImage, session: Session) -> None:
+    """Raises policy_denied for what could only fail, or would reach more than the session may."""
+    policy = session.egress_of(image)
+    if image.needs_egress and not policy.reaches_out:
+        raise ToolServerError(
+            Code.POLICY_DENIED,
+            f"The tool {tool.name} needs the network, and this session may reach nothing. Change that with PUT "
+            f'/v1/sessions/{session.session_id}/egress and {{"mode": "allow", "allow": ["example.org"]}} or {{"mode": "open"}}, '
+            "as far as the operator lets sessions reach out.",
+        )
+    shared = session.boxes[image.name].plan.way_out if image.scope == "shared" else None
+    if shared is not None and narrowed(policy, shared.policy) != shared.policy:
+        raise ToolServerError(
+            Code.POLICY_DENIED,
+            f"The tool {tool.name} runs in a sandbox that is shared with other sessions and may reach more than this one. Create "
+            f"a session with the egress {json.dumps(shared.policy.as_json())} and call it there.",
+        )
 
 
 class Admission:
@@ -46,12 +67,7 @@ class Admission:
         image = self._catalog.images[tool.image]
         if image.kind == "cli":
             command_line(image, tool, request.arguments)
-        if image.egress.mode != "none" and session.grant.egress != "open":
-            raise ToolServerError(
-                Code.POLICY_DENIED,
-                f"The tool {tool.name} needs the network, and this session has none. Create a session with "
-                '{"egress": {"mode": "open"}} and call it there.',
-            )
+        _check_egress(tool, image, session)
         if self.draining:
             raise draining()
         session.check_not_restoring()

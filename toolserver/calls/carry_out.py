@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import time
 
-from toolserver.calls import failure
+from toolserver.calls import denials, failure
 from toolserver.calls.answer import Answer
 from toolserver.calls.carry_on import recalled
 from toolserver.calls.command_call import carry_out_command
 from toolserver.calls.conclude import answer_of, last_look, outcome_of
 from toolserver.calls.running import CancelledBy, RunningCall
-from toolserver.errors import SandboxGone
+from toolserver.errors import SandboxGone, ToolServerError
 from toolserver.runtime.base import SandboxEnded
 from toolserver.sandbox.stdio_client import RpcError
 from toolserver.sandbox.tool_sandbox import ToolSandbox
@@ -22,6 +22,13 @@ from toolserver.telemetry.trace import Stage
 
 async def carry_out(call: RunningCall, settings: CallSettings) -> Answer:
     """The 200. Raises ToolServerError for every other end, RuntimeUnavailable when there is no sandbox for it."""
+    try:
+        return await _carry_out(call, settings)
+    except ToolServerError as error:
+        raise await denials.told(error, call) from error
+
+
+async def _carry_out(call: RunningCall, settings: CallSettings) -> Answer:
     box = call.session.boxes[call.tool.image]
     if box.plan.image.kind == "cli":
         return await carry_out_command(call, settings)

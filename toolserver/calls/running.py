@@ -91,6 +91,7 @@ class RunningCall:
     cancelled_by: CancelledBy | None = None  # the first who asked
     last_content: list[dict[str, Any]] = field(default_factory=list)  # seen before its sandbox was ended for a cancel
     abort_error: ToolServerError | None = None
+    denied: list[dict[str, Any]] = field(default_factory=list)  # what the egress proxy refused while it ran
     settling: bool = False  # how it ended is known and is being written down
     questions: int = 0  # asked so far
     ask_until: float = inf  # the loop's time up to which an answer is waited for

@@ -91,7 +91,6 @@ def _refuse_taken_names(image: ToolImage, others: Iterable[ToolImage]) -> None:
 def _with_web_settings(image: ToolImage, web: WebSettings) -> ToolImage:
     """What the operator decided about the web goes along as environment; the key as a secret, bound late."""
     env = {
-        "TOOLCRIB_WEB_ALLOW_PRIVATE": ",".join(web.allow_private),
         "TOOLCRIB_WEB_SEARCH_PROVIDER": web.search_provider,
         "TOOLCRIB_WEB_SEARXNG_URL": web.searxng_url or "",
     }

@@ -109,6 +109,15 @@ class ToolImage:
         return self.starts_with_session and self.origin == "builtin"
 
     @property
+    def needs_egress(self) -> bool:
+        """Whether its tools do nothing in a session that reaches nothing."""
+        return (
+            self.origin == "builtin"
+            and bool(self.tools)
+            and all(tool.annotations.get("openWorldHint") is True for tool in self.tools)
+        )
+
+    @property
     def keeps_files(self) -> bool:
         """Whether a session's files can be had through it: added images may write them, and speak no such protocol."""
         return self.workspace == "rw" and self.origin == "builtin"

@@ -32,7 +32,9 @@ async def examine(settings: Settings) -> dict[str, Any]:
     isolation: dict[str, Any] = {}
     name: str = settings.runtime.name
     try:
-        runtime, weaker = await choose_runtime(settings.runtime, server_id(settings.state_dir), settings.state_dir)
+        runtime, weaker = await choose_runtime(
+            settings.runtime, server_id(settings.state_dir), settings.state_dir, settings.egress.docker_network
+        )
     except RuntimeUnavailable as why:
         checks.insert(0, check("sandboxes", "can't be started", str(why), problem=True))
     else:

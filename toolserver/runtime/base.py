@@ -12,7 +12,6 @@ from typing import Any, Literal
 from toolserver.errors import RequirementMissing, SandboxGone
 
 WorkspaceAccess = Literal["none", "ro", "rw"]
-Network = Literal["none", "open"]
 EGRESS_FOLDER = "/.toolcrib/egress"  # in sandboxes
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
@@ -46,7 +45,6 @@ class SandboxSpec:
     command: tuple[str, ...]
     limits: Limits
     workspace: WorkspaceAccess = "rw"
-    network: Network = "none"
     env: Mapping[str, str] = field(default_factory=dict)
     egress: bool = False
     door: str | None = None
@@ -180,6 +178,19 @@ class SandboxRuntime(ABC):
         Raises SandboxEnded when it does not run any more (what is left of it stays for `discard`), RuntimeUnavailable when
         that can't be told now.
         """
+
+    @abstractmethod
+    async def start_egress(self) -> Sandbox:
+        """The egress proxy (docs/reference/egress.md), the only process of this server that may reach the network for sandboxes.
+
+        There is at most one: what an earlier server left of it is ended. It ends with this process. The caller owns it as any
+        sandbox. Raises RuntimeUnavailable.
+        """
+
+    def door_folder(self, sandbox_id: str) -> str | None:
+        """Where the proxy has to make the doors of a sandbox whose spec has `egress` or `door`; None: its usual place."""
+        del sandbox_id
+        return None
 
     async def lacks(self, image: str, reference: str, host_programs: tuple[str, ...]) -> str | None:
         """What keeps sandboxes of an optional image from starting here, and what to do; None: nothing does.

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from toolserver.runtime.base import SandboxSpec
-from toolserver.runtime.hardening import MIB, OPEN_FILES, SANDBOX_UID, WORKSPACE, shm_mb, thread_env, tmp_mb
+from toolserver.runtime.base import EGRESS_FOLDER, SandboxSpec
+from toolserver.runtime.hardening import (
+    DOORS_FOLDER,
+    MIB,
+    OPEN_FILES,
+    SANDBOX_UID,
+    WORKSPACE,
+    shm_mb,
+    thread_env,
+    tmp_mb,
+)
 from toolserver.runtime.interpreter import Interpreter
 
 IMAGES_IN_SANDBOX = "/opt/toolcrib/sandbox_images"
@@ -46,6 +55,7 @@ class Place:
     uid: int | None
     open_files: int = OPEN_FILES
     memory_group: tuple[Path, str] | None = None  # folder of its cgroup's counters, and where it sees them
+    doors: Path | None = None  # its doors to the egress proxy; for the proxy those of all sandboxes, which it makes
 
 
 def command_line(
@@ -55,25 +65,36 @@ def command_line(
 
     The command in the sandbox begins once there is something to read from `block_fd`.
     """
+    isolation = ["--unshare-net", "--as-pid-1"]
+    return _line(spec, place, [*isolation, *_own(spec, place)], _descriptors(seccomp_fd, info_fd, block_fd))
+
+
+def egress_command_line(
+    spec: SandboxSpec, place: Place, *, seccomp_fd: int | None, info_fd: int | None, block_fd: int | None
+) -> list[str]:
+    """As `command_line`, for the egress proxy: it has the host's network, and ends with the server."""
+    files = [*_own(spec, replace(place, doors=None)), "--bind", str(place.doors), DOORS_FOLDER]
+    arguments = ["--as-pid-1", "--die-with-parent", *files]
+    return _line(spec, place, arguments, _descriptors(seccomp_fd, info_fd, block_fd))
+
+
+def _descriptors(seccomp_fd: int | None, info_fd: int | None, block_fd: int | None) -> list[str]:
+    told = (("--seccomp", seccomp_fd), ("--info-fd", info_fd), ("--block-fd", block_fd))
+    return [part for option, number in told if number is not None for part in (option, str(number))]
+
+
+def _line(spec: SandboxSpec, place: Place, own: list[str], descriptors: list[str]) -> list[str]:
     own_user = [] if place.uid is not None else _own_user_namespace(place)
     namespaces = ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox"]
-    network = [] if spec.network == "open" else ["--unshare-net"]
-    process = ["--as-pid-1", "--new-session", "--clearenv", "--cap-drop", "ALL"]
+    process = ["--new-session", "--clearenv", "--cap-drop", "ALL"]
     if place.uid is not None:  # for setpriv alone, which gives them away before the command starts
         for name in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"):
             process += ["--cap-add", name]
-    files = [*_system(), *_own(spec, place), "--remount-ro", "/dev", "--remount-ro", "/"]
-    descriptors = []
-    if seccomp_fd is not None:
-        descriptors += ["--seccomp", str(seccomp_fd)]
-    if info_fd is not None:
-        descriptors += ["--info-fd", str(info_fd)]
-    if block_fd is not None:
-        descriptors += ["--block-fd", str(block_fd)]
+    files = [*_system(), *own, "--remount-ro", "/dev", "--remount-ro", "/"]
     home = WORKSPACE if place.workspace is not None else "/tmp"  # noqa: S108
     inside = [*_environment(spec, place), "--chdir", home, "--"]
     return [
-        *(place.bwrap, *own_user, *namespaces, *network, *process, *files, *descriptors, *inside),
+        *(place.bwrap, *own_user, *namespaces, *process, *files, *descriptors, *inside),
         *(*_drop_user(place), *_limits(spec, place.open_files), *spec.command),
     ]
 
@@ -121,6 +142,8 @@ def _own(spec: SandboxSpec, place: Place) -> list[str]:
         arguments += _bound(((str(source), target),))
     if spec.draws_pages:
         arguments += ["--ro-bind-try", FONTS, FONTS]
+    if place.doors is not None:
+        arguments += _bound(((str(place.doors), EGRESS_FOLDER),))
     if place.workspace is not None:
         arguments += ["--ro-bind" if spec.workspace == "ro" else "--bind", str(place.workspace), WORKSPACE]
     return arguments

@@ -4,7 +4,9 @@
     <state>/bubblewrap/workspaces/<workspace>/users/       passwd and group of its sandboxes
     <state>/bubblewrap/sandboxes/<sandbox>/in, out, err    named pipes
     <state>/bubblewrap/sandboxes/<sandbox>/processes       "pid start-time" of its first process, and of its monitor
-    <state>/bubblewrap/etc-none-…, etc-open-…              /etc without and with a network, named by what is in it
+    <state>/bubblewrap/doors/<sandbox>/                    its doors to the egress proxy, which makes them
+    <state>/bubblewrap/proxy/                              passwd and group of the egress proxy
+    <state>/bubblewrap/etc-none-…, etc-open-…              /etc of sandboxes and of the egress proxy, named by what is in it
 Blocking: call it in a thread.
 """
 
@@ -44,6 +46,7 @@ class BubblewrapFolders:
         self._home = state_dir / "bubblewrap"
         self.disks = LoopDisks(self._home / "disks", 0)
         self._workspaces, self._sandboxes = self._home / "workspaces", self._home / "sandboxes"
+        self.doors, self.proxy_users = self._home / "doors", self._home / "proxy"
         self._etc: dict[bool, Path] = {}
         self._owners = threading.Lock()  # no two workspaces get the same user
         self._root, self._sandbox_uid = root, sandbox_uid
@@ -52,6 +55,7 @@ class BubblewrapFolders:
         """Raises OSError."""
         for folder in (self._home, self._workspaces, self._sandboxes):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # the mounts are made before the user is changed
+        self._prepare_doors()
         for half in self._home.glob(".etc-*"):  # of a server that was killed meanwhile
             if time.time() - half.lstat().st_mtime > _HALF_MADE_S:
                 shutil.rmtree(half, ignore_errors=True)
@@ -60,6 +64,26 @@ class BubblewrapFolders:
                 _remove(self._home / name)
         for network in (False, True):
             self._etc[network] = self._make_etc(network=network)
+
+    def _prepare_doors(self) -> None:
+        for folder in (self.doors, self.proxy_users):
+            folder.mkdir(exist_ok=True)
+        make_users(self.proxy_users, self._sandbox_uid if self.proxy_uid is None else self.proxy_uid)
+        self._give_to_proxy(self.doors)
+
+    def _give_to_proxy(self, folder: Path) -> None:
+        """It alone makes something there; sandboxes pass through and see no names."""
+        folder.chmod(0o711)
+        if self.proxy_uid is not None:
+            os.chown(folder, self.proxy_uid, self.proxy_uid)
+
+    @property
+    def proxy_uid(self) -> int | None:
+        """The host's user of the egress proxy, no workspace's; None when the server is not root."""
+        if not self._root:
+            return None
+        first, _ = self._uid_range()
+        return first + _UIDS - 1
 
     def _make_etc(self, *, network: bool) -> Path:
         """What an earlier server made is left as it is: sandboxes that outlived it look at it."""
@@ -127,12 +151,16 @@ class BubblewrapFolders:
         taken = set()
         for workspace in self._workspaces.glob("*/workspace"):
             taken.add(workspace.stat().st_uid)
+        first, turn = self._uid_range()
+        most = _UIDS - 1  # the last is the egress proxy's
+        return next(uid for n in range(most) if (uid := first + (turn + n) % most) not in taken)
+
+    def _uid_range(self) -> tuple[int, int]:
+        """The first id of this server, and which of them to begin with."""
         share = int.from_bytes(hashlib.sha256(os.fsencode(self._home.resolve())).digest()[:4], "big") % _SHARES
         if _maps(_FIRST_UID + _SHARES * _UIDS):
-            first, turn = _FIRST_UID + share * _UIDS, 0
-        else:  # one range for all: begin at different places
-            first, turn = _FIRST_SMALL_UID, share * (_UIDS // _SHARES)
-        return next(uid for n in range(_UIDS) if (uid := first + (turn + n) % _UIDS) not in taken)
+            return _FIRST_UID + share * _UIDS, 0
+        return _FIRST_SMALL_UID, share * (_UIDS // _SHARES)  # one range for all: begin at different places
 
     def delete(self, workspace_id: str) -> None:
         """Raises RuntimeUnavailable when something stays."""
@@ -147,21 +175,26 @@ class BubblewrapFolders:
 
     # -- sandboxes, those that a killed server leaves too
 
-    def create_sandbox(self, sandbox_id: str) -> tuple[int, int, int]:
-        """Its folder and pipes; the descriptors of its side of them. Raises OSError."""
+    def create_sandbox(self, sandbox_id: str, *, doors: bool) -> tuple[int, int, int]:
+        """Its folder and pipes, and a folder for `doors`; the descriptors of its side of the pipes. Raises OSError."""
         folder = self.sandbox(sandbox_id)
         folder.mkdir(mode=0o700)
+        if doors:
+            (self.doors / sandbox_id).mkdir(exist_ok=True)
+            self._give_to_proxy(self.doors / sandbox_id)
         return make_fifos(folder)
 
     def remember(self, sandbox_id: str, processes: Processes) -> None:
         (self.sandbox(sandbox_id) / "processes").write_text(processes.dump())
 
     def forget(self, sandbox_id: str) -> None:
+        shutil.rmtree(self.doors / checked_id(sandbox_id), ignore_errors=True)
         shutil.rmtree(self.sandbox(sandbox_id), ignore_errors=True)
 
     def sandbox_ids(self) -> tuple[set[str], set[str]]:
         """All that have a folder or are being started, and those of them that run."""
-        found = [folder.name for folder in self._sandboxes.iterdir()] if self._sandboxes.is_dir() else []
+        places = [folder for folder in (self._sandboxes, self.doors) if folder.is_dir()]
+        found = [folder.name for place in places for folder in place.iterdir()]
         known = set(filter(is_id, found))
         running = {name for name in known if (processes := self._noted(name)) is not None and processes.run}
         starting = set(self._starting())

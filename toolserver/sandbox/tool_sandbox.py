@@ -138,15 +138,31 @@ class ToolSandbox:
                 else f"{lacks} Build it anew: toolserver images build."
             )
 
-    async def bind(self, env: Mapping[str, str], limits: Limits, term: Term, timeout_s: float) -> None:
-        """Give it to a session, before its first call. Without the extension there is nothing to do. Raises RuntimeUnavailable."""
+    async def bind(
+        self, env: Mapping[str, str], limits: Limits, term: Term, timeout_s: float, door: str | None = None
+    ) -> None:
+        """Give it to a session, before its first call. Without the extension there is nothing to do. Raises RuntimeUnavailable.
+
+        `door`: its way out, which has answered when this returns.
+        """
         if not self.has_worker:
             return
         bound = {"memory_mb": limits.memory_mb, "disk_mb": limits.disk_mb, "cpus": limits.cpus}
         with self._being_made_ready(timeout_s):
             asked = {"env": dict(env), "limits": bound, "epoch": term.epoch, "lease_s": term.lease_s}
+            if door is not None:
+                asked["egress"] = {"door": door}
             await self.client.request("toolcrib/bind", asked, timeout_s)
         self._term = term
+
+    async def tell_door(self, door: str | None, timeout_s: float) -> None:
+        """The way out of what runs in it from now on, which has answered when this returns; None: there is none.
+
+        Without the extension there is nothing to do. Raises RuntimeUnavailable.
+        """
+        if self.has_worker:
+            with self._being_made_ready(timeout_s):
+                await self.client.request("toolcrib/egress", {"door": door}, timeout_s)
 
     @property
     def _image(self) -> str:

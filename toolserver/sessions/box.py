@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from toolserver.catalog.image import ToolImage
+from toolserver.egress.policy import EgressPolicy
 from toolserver.errors import RuntimeUnavailable, SandboxGone, StoreUnavailable
 from toolserver.runtime.base import (
     CommandSandbox,
     Limits,
-    Network,
     SandboxEnd,
     SandboxEnded,
     SandboxRuntime,
@@ -27,6 +27,7 @@ from toolserver.sandbox.eras import Eras
 from toolserver.sandbox.stdio_client import RpcError
 from toolserver.sandbox.tool_sandbox import Term, ToolSandbox
 from toolserver.sessions.claim import Claim
+from toolserver.sessions.doors import WayOut, proxy_variables
 from toolserver.sessions.holdings import Holdings
 from toolserver.sessions.starting import Starts, start_sandbox
 from toolserver.sessions.terms import Terms
@@ -50,7 +51,7 @@ class BoxPlan:
     workspace_id: str
     image: ToolImage
     limits: Limits
-    network: Network
+    way_out: WayOut | None  # None: nobody lets the image reach anything
     env: Mapping[str, str]
     expected_tools: frozenset[str]
     start_timeout_s: float
@@ -58,7 +59,8 @@ class BoxPlan:
 
 def new_spec(plan: BoxPlan) -> SandboxSpec:
     """Of one more sandbox: exactly the image that was approved, where one was."""
-    image = plan.image
+    image, foreign = plan.image, plan.image.origin == "added"
+    with_door = plan.way_out is not None and foreign
     return SandboxSpec(
         sandbox_id=f"sbx_{secrets.token_hex(8)}",
         workspace_id=plan.workspace_id,
@@ -67,9 +69,10 @@ def new_spec(plan: BoxPlan) -> SandboxSpec:
         command=image.command,
         limits=plan.limits,
         workspace=image.workspace,
-        network=plan.network,
-        env=image.env,
-        foreign=image.origin == "added",
+        env={**(proxy_variables(image) if with_door else {}), **image.env},
+        egress=plan.way_out is not None and not foreign,
+        door=plan.way_out.door if plan.way_out is not None and with_door else None,
+        foreign=foreign,
         draws_pages=bool(image.host_programs),
         working_dir=image.working_dir,
     )
@@ -227,9 +230,10 @@ class Box:
             await dead.release()
             sandbox, term = dead.client.sandbox, self._services.terms.later()
             try:
-                self._live = await self._attach(sandbox.spec, sandbox.handle, dead.protocol(), term)
+                found = await self._attach(sandbox.spec, sandbox.handle, dead.protocol(), term)
             except SandboxEnded as gone:
                 raise SandboxEnded(await self._remove(dead)) from gone
+            self._live = await self._with_door(found)
             _log.info("sandbox_attached_again", extra={"fields": self._fields()})
             return self._live
         if (earlier := self._earlier) is None:
@@ -237,16 +241,51 @@ class Box:
         spec = SandboxSpec.load(earlier.spec)
         async with self._services.attaches:
             try:
-                self._live = await self._attach(spec, earlier.handle, earlier.protocol, self._services.terms.first)
+                found = await self._attach(spec, earlier.handle, earlier.protocol, self._services.terms.first)
             except SandboxEnded as gone:
                 self._lost, self._earlier, self._why_cold = gone.end, None, _REPLACED
                 self._services.holdings.sandboxes.discard(spec.sandbox_id)
                 with contextlib.suppress(RuntimeUnavailable):  # a reconcile takes it later
                     await self._services.runtime.discard(frozenset({spec.sandbox_id}), frozenset())
                 raise
+        self._live = await self._with_door(found)
         self._earlier = None
         _log.info("sandbox_attached", extra={"fields": self._fields()})
         return self._live
+
+    async def _with_door(self, found: ToolSandbox) -> ToolSandbox:
+        """One that runs, with its door open again: a new proxy has none. While the proxy is away nothing goes through."""
+        try:
+            if self.plan.way_out is not None:
+                await self.plan.way_out.open(found.sandbox_id)
+                await found.tell_door(self.plan.way_out.told, _ATTACH_S)
+        except RuntimeUnavailable as problem:
+            _log.warning("egress_not_ready", extra={"fields": {**self._fields(), "problem": str(problem)}})
+        except BaseException:
+            await found.release()
+            raise
+        return found
+
+    async def set_egress(self, policy: EgressPolicy) -> None:
+        """What its sandboxes may reach from now on; connections that are no longer allowed are cut. Raises RuntimeUnavailable."""
+        async with self._changing:
+            way_out = self.plan.way_out
+            if way_out is None or self._closed:
+                return
+            way_out.policy = policy
+            live = self.live
+            if live is not None:
+                await way_out.open(live.sandbox_id)
+                await live.tell_door(way_out.told, _ATTACH_S)
+            elif self._under_way:
+                await way_out.open(self.plan.session_id)
+            else:
+                await way_out.shut()  # it is opened again with its sandbox
+
+    async def egress_settled(self) -> None:
+        """Each refusal up to now was told to whoever listens."""
+        if self.plan.way_out is not None:
+            await self.plan.way_out.settle()
 
     async def _attach(self, spec: SandboxSpec, handle: str, protocol: str, term: Term) -> ToolSandbox:
         """Raises SandboxEnded: it is no more, or does not answer. RuntimeUnavailable: that can't be told now."""
@@ -286,6 +325,8 @@ class Box:
         self._under_way.add(gone)
         try:
             hidden = await hidden_env(self.plan.image)
+            if self.plan.way_out is not None:
+                await self.plan.way_out.open(spec.sandbox_id)
             async with services.starts.turn():
                 sandbox = await services.runtime.run(spec, hidden)
             self._commands.add(sandbox)
@@ -330,6 +371,8 @@ class Box:
                 finally:
                     self._earlier = None
                     self._services.holdings.sandboxes.discard(name)
+        if self.plan.way_out is not None:
+            await self.plan.way_out.shut()
 
     async def release(self) -> None:
         """Let go of the sandbox and leave it running for the next server."""
@@ -389,6 +432,8 @@ class Box:
         hidden = await hidden_env(plan.image)
         if plan.image.era is not None and services.eras.hint(spec) is None:
             services.eras.tell(spec, plan.image.era)
+        if plan.way_out is not None and spec.foreign:  # what stands beside it asks the door at once
+            await plan.way_out.open(spec.sandbox_id)
         started = await start_sandbox(
             services.runtime,
             services.starts,
@@ -401,7 +446,10 @@ class Box:
         self._hidden = tuple(hidden.values())
         try:
             self._heed_tools(started)
-            await started.bind(plan.env, plan.limits, services.terms.first, plan.start_timeout_s)
+            if plan.way_out is not None and not spec.foreign:
+                await plan.way_out.open(spec.sandbox_id)
+            door = None if plan.way_out is None else plan.way_out.told
+            await started.bind(plan.env, plan.limits, services.terms.first, plan.start_timeout_s, door)
             await self._record(started)
         except BaseException:
             await started.close()

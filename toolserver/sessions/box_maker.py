@@ -9,11 +9,12 @@ from typing import Any
 
 from toolserver.catalog.catalog import Catalog
 from toolserver.catalog.image import ToolImage
-from toolserver.runtime.base import Limits, Network, SandboxRuntime
+from toolserver.runtime.base import Limits, SandboxRuntime
 from toolserver.sandbox.background import Background
 from toolserver.sandbox.eras import Eras
 from toolserver.sessions.box import Box, BoxPlan, BoxServices
 from toolserver.sessions.claim import Claim, Wanted, claim
+from toolserver.sessions.doors import Doors, Owner, WayOut, new_door
 from toolserver.sessions.holdings import Holdings
 from toolserver.sessions.pool import Pool
 from toolserver.sessions.session import Grant
@@ -46,7 +47,9 @@ class BoxMaker:
         clock: Callable[[], float],
         eras: Eras,
         tools_seen: Callable[[str, list[dict[str, Any]]], None],
+        doors: Doors,
     ) -> None:
+        self._doors = doors
         self._settings, self._runtime, self._catalog, self._database = settings, runtime, catalog, database
         self._background, self._holdings = background, holdings
         self._counted, self._claimed = counted, claimed
@@ -72,39 +75,50 @@ class BoxMaker:
     ) -> Box:
         """`earlier`: the sandbox that an earlier server left it."""
         if image.scope == "shared" and image.kind == "mcp":
-            return self._shared.join(tenant, session_id, self._shared_plan(image), self._services)
-        return Box(self._plan(session_id, workspace_id, image, grant), self._services, earlier)
+            return self._shared.join(tenant, session_id, self._shared_plan(tenant, image), self._services)
+        return Box(self._plan(tenant, session_id, workspace_id, image, grant), self._services, earlier)
 
-    async def claim(self, images: list[ToolImage], grant: Grant) -> dict[str, Claim]:
+    def with_doors(self, grant: Grant, images: list[ToolImage]) -> Grant:
+        """The same, with a door for each image that may reach out, now or when the session's egress is changed."""
+        return replace(grant, doors={image.name: new_door() for image in images if self._doors.may_reach_out(image)})
+
+    async def claim(self, tenant: str, session_id: str, images: list[ToolImage], grant: Grant) -> dict[str, Claim]:
         """What the pool has for the images that start with the session. The first that writes brings the workspace."""
         claims: dict[str, Claim] = {}
         for image in [image for image in images if image.pooled]:
             if any(claim.spare is not None for claim in claims.values()):
                 claims[image.name] = Claim(None, "the session's workspace came with another sandbox")
             else:
-                wanted = Wanted(image.name, _lower(grant.limits, image), _network(grant, image), _env(grant, image))
+                way_out = self._way_out(tenant, session_id, image, grant)
+                wanted = Wanted(image.name, _lower(grant.limits, image), way_out, _env(grant, image))
                 claims[image.name] = await claim(self.pool, self._runtime, wanted, self._services.terms.first)
             self._claimed("cold" if claims[image.name].spare is None else "warm")
         return claims
 
-    def _plan(self, session_id: str, workspace_id: str, image: ToolImage, grant: Grant) -> BoxPlan:
+    def _way_out(self, tenant: str, session_id: str, image: ToolImage, grant: Grant) -> WayOut | None:
+        door = grant.doors.get(image.name)
+        if door is None:
+            return None
+        return self._doors.way_out(Owner(tenant, session_id, image.name), image, door, grant.egress)
+
+    def _plan(self, tenant: str, session_id: str, workspace_id: str, image: ToolImage, grant: Grant) -> BoxPlan:
         return BoxPlan(
             session_id=session_id,
             workspace_id=workspace_id,
             image=image,
             limits=_lower(grant.limits, image),
-            network=_network(grant, image),
+            way_out=self._way_out(tenant, session_id, image, grant),
             env=_env(grant, image),
             expected_tools=frozenset(tool.own_name for tool in image.tools),
             start_timeout_s=self._settings.runtime.start_timeout_s,
         )
 
-    def _shared_plan(self, image: ToolImage) -> BoxPlan:
-        """Of a sandbox of no session: it has no files, and the limits of the settings."""
+    def _shared_plan(self, tenant: str, image: ToolImage) -> BoxPlan:
+        """Of a sandbox of no session: it has no files, the limits of the settings, and all the egress that its image is granted."""
         limits = self._settings.limits
         usual = Limits(limits.memory_mb, limits.cpus, limits.pids, limits.disk_mb)
-        grant = Grant(0, 0, (image.name,), self._runtime.effective_limits(usual), "none")
-        return self._plan("shared", "", replace(image, workspace="none"), grant)
+        grant = Grant(0, 0, (image.name,), self._runtime.effective_limits(usual), self._doors.most)
+        return self._plan(tenant, "shared", "", replace(image, workspace="none"), self.with_doors(grant, [image]))
 
     def _make_pool(self, hot: Callable[[], bool], clock: Callable[[], float]) -> Pool:
         limits = self._settings.limits
@@ -117,6 +131,7 @@ class BoxMaker:
             holdings=self._holdings,
             start_timeout_s=self._settings.runtime.start_timeout_s,
             eras=self._eras,
+            may_reach_out=self._doors.may_reach_out,
             counted=self._counted,
         )
         eager = [image.name for image in self._catalog.images.values() if image.pooled]
@@ -135,10 +150,6 @@ class BoxMaker:
             eras=self._eras,
             tools_seen=self._tools_seen,
         )
-
-
-def _network(grant: Grant, image: ToolImage) -> Network:
-    return "open" if grant.egress == "open" and image.egress.mode != "none" else "none"
 
 
 def _env(grant: Grant, image: ToolImage) -> dict[str, str]:

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from toolserver.errors import RuntimeUnavailable
-from toolserver.runtime.base import Limits, Network, SandboxRuntime
+from toolserver.runtime.base import Limits, SandboxRuntime
 from toolserver.runtime.hardening import fixed_at_start, thread_env
 from toolserver.sandbox.tool_sandbox import Term
+from toolserver.sessions.doors import WayOut
 from toolserver.sessions.pool import Pool
 from toolserver.sessions.spare import Spare
 from toolserver.telemetry.trace import Stage
@@ -22,7 +23,7 @@ class Wanted:
 
     image: str
     limits: Limits
-    network: Network
+    way_out: WayOut | None
     env: Mapping[str, str]
 
 
@@ -36,7 +37,7 @@ class Claim:
 
 async def claim(pool: Pool, runtime: SandboxRuntime, wanted: Wanted, term: Term) -> Claim:
     """Never raises for what a cold start can do."""
-    reason = pool.unfit(wanted.image) or ("the network can't be opened later" if wanted.network == "open" else None)
+    reason = pool.unfit(wanted.image)
     if reason is None and fixed_at_start(wanted.limits) != fixed_at_start(pool.limits(wanted.image)):
         reason = "its limits of disk or /tmp can't be changed later"
     if reason is not None:
@@ -56,7 +57,17 @@ async def _bind_one(pool: Pool, runtime: SandboxRuntime, wanted: Wanted, term: T
         except BaseException:
             pool.end(spare)
             raise
-        if await _bound(pool, spare, wanted.env, term):
+        try:
+            if wanted.way_out is not None:
+                await wanted.way_out.open(spare.spec.sandbox_id)
+        except RuntimeUnavailable as problem:
+            pool.give_back(spare)
+            return Claim(None, f"its way out can't be opened: {problem}")
+        except BaseException:
+            pool.end(spare)
+            raise
+        door = None if wanted.way_out is None else wanted.way_out.told
+        if await _bound(pool, spare, wanted.env, term, door):
             return Claim(spare)
     return Claim(None, "none was ready")
 
@@ -66,13 +77,13 @@ async def _resize(runtime: SandboxRuntime, spare: Spare, limits: Limits) -> None
         await runtime.resize(spare.sandbox.client.sandbox, limits)
 
 
-async def _bound(pool: Pool, spare: Spare, env: Mapping[str, str], term: Term) -> bool:
+async def _bound(pool: Pool, spare: Spare, env: Mapping[str, str], term: Term, door: str | None) -> bool:
     """Whether it took the session; if not, it is ended."""
     taken = False
     try:
         if spare.sandbox is not None:
             # what it was started with stands in its environment, for other limits perhaps
-            await spare.sandbox.bind({**thread_env(spare.limits), **env}, spare.limits, term, _BIND_S)
+            await spare.sandbox.bind({**thread_env(spare.limits), **env}, spare.limits, term, _BIND_S, door)
             taken = True
     except RuntimeUnavailable:
         pass

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolserver.catalog.image import ToolImage
-from toolserver.errors import invalid
+from toolserver.egress.policy import narrowed
+from toolserver.errors import Code, ToolServerError, invalid
 from toolserver.sessions.session import Grant
 from toolserver.settings import Settings
 from toolserver.tenants.fair_queue import FairQueue
@@ -67,6 +68,24 @@ class SessionPlaces:
         self._asked[session_id] = self._size(tenant, grant)
         self._take(session_id)
 
+    def change(self, session_id: str, tenant: str, grant: Grant) -> None:
+        """For a session whose grant becomes another. Raises quota_exceeded, no_capacity: it keeps the place that it has."""
+        before, place = self._asked.get(session_id), self._size(tenant, grant)
+        if before is None or place == before:
+            return
+        if place.memory_mb > before.memory_mb:
+            held, total = self.held(tenant), self._settings.total_memory_mb
+            others = Held(held.sessions - 1, held.memory_mb - before.memory_mb, held.disk_mb - before.disk_mb)
+            self._quotas.check_session(tenant, others, place.memory_mb, place.disk_mb)
+            if total is not None and self._memory_mb + place.memory_mb - before.memory_mb > total:
+                raise ToolServerError(
+                    Code.NO_CAPACITY, f"The server is full: {total} MiB are granted to all sessions. Try again later."
+                )
+        self._asked[session_id] = place
+        if session_id in self._taken:
+            self._memory_mb += place.memory_mb - before.memory_mb
+            self.queue.serve()
+
     def release(self, session_id: str) -> None:
         """Its place goes to whoever's turn it is. Again: nothing happens."""
         place = self._asked.pop(session_id, None)
@@ -93,8 +112,10 @@ class SessionPlaces:
         self._memory_mb += self._asked[session_id].memory_mb
 
     def _size(self, tenant: str, grant: Grant) -> Place:
-        """A sandbox each for those images that can run in it; those that need a network can't without one."""
+        """A sandbox each for those images that can run in it; those that do nothing but reach out can't without egress."""
         images = [self._images[name] for name in grant.images if name in self._images]
-        can_run = [image for image in images if image.egress.mode == "none" or grant.egress == "open"]
+        can_run = [
+            image for image in images if not image.needs_egress or narrowed(grant.egress, image.egress).reaches_out
+        ]
         own = [min(grant.limits.memory_mb, image.limits.memory_mb or grant.limits.memory_mb) for image in can_run]
         return Place(tenant, sum(own), grant.limits.disk_mb)

@@ -15,13 +15,15 @@ from sqlalchemy import Connection
 
 from toolserver.catalog.catalog import Catalog
 from toolserver.catalog.image import LimitsOverride
-from toolserver.errors import Code, RuntimeUnavailable, StoreUnavailable, ToolServerError
+from toolserver.egress.policy import EgressPolicy, narrowed
+from toolserver.errors import Code, JournalUnavailable, RuntimeUnavailable, StoreUnavailable, ToolServerError
 from toolserver.journal.journal import Journal
 from toolserver.runtime.base import SandboxRuntime
 from toolserver.sandbox.background import Background
 from toolserver.sandbox.eras import Eras
 from toolserver.sessions.box import Box
 from toolserver.sessions.box_maker import BoxMaker
+from toolserver.sessions.doors import Doors
 from toolserver.sessions.holdings import Holdings
 from toolserver.sessions.places import SessionPlaces
 from toolserver.sessions.session import Cause, Ending, Grant, Session, new_session_id
@@ -56,6 +58,7 @@ class Registry:
         boot: str = "",
         eras: Eras | None = None,
         tools_seen: Callable[[str, list[dict[str, Any]]], None] = lambda _image, _tools: None,
+        doors: Doors | None = None,
     ) -> None:
         """`counted` is told of each sandbox started, `claimed` of each that a session begins with (`warm` or `cold`).
 
@@ -64,6 +67,7 @@ class Registry:
         """
         self.settings, self.runtime, self.catalog, self.clock = settings, runtime, catalog, clock
         self.background = Background()
+        self.doors = doors or Doors(runtime, settings.egress)
         self.places = places
         self._database, self._journal = database, journal
         self._live: dict[str, Session] = {}
@@ -88,6 +92,7 @@ class Registry:
             clock=clock,
             eras=eras or Eras(),
             tools_seen=tools_seen,
+            doors=self.doors,
         )
         self.pool = self._boxes.pool
 
@@ -101,6 +106,7 @@ class Registry:
         earlier = {(row.session_id, row.image): row for row in sandboxes}
         for row in sessions:
             grant = Grant.load(row.grant_json)
+            grant = replace(grant, egress=narrowed(grant.egress, self.doors.most))
             images = [self.catalog.images[name] for name in grant.images if name in self.catalog.images]
             boxes = {
                 image.name: self._boxes.make(
@@ -232,8 +238,9 @@ class Registry:
         told = False
         try:
             images = [self.catalog.images[name] for name in grant.images]
+            grant = self._boxes.with_doors(grant, images)
             with Stage("start"):
-                claims = await self._boxes.claim(images, grant)
+                claims = await self._boxes.claim(tenant, session_id, images, grant)
             spare = next((claim.spare for claim in claims.values() if claim.spare is not None), None)
             workspace_id = f"wsp_{secrets.token_hex(12)}" if spare is None else spare.spec.workspace_id
             if spare is not None and self.catalog.images[spare.image].limits == LimitsOverride():
@@ -277,6 +284,49 @@ class Registry:
         return Session(
             session_id, workspace_id, tenant, grant, time.time(), now, boxes, self.background, self.clock, last_used=now
         )
+
+    async def set_egress(self, session: Session, policy: EgressPolicy, *, key_id: str | None = None) -> None:
+        """What the session may reach from now on; what it may no longer is cut before this returns.
+
+        Raises quota_exceeded, no_capacity, RuntimeUnavailable, StoreUnavailable, JournalUnavailable: then it may reach what it
+        could before, or less.
+        """
+        work = self.background.spawn(self._set_egress(session, policy, key_id), f"egress of {session.session_id}")
+        await asyncio.shield(work)
+
+    async def _set_egress(self, session: Session, policy: EgressPolicy, key_id: str | None) -> None:
+        async with session.regranting:
+            session.check_live()
+            before = session.grant
+            try:
+                await self._regrant(session, replace(before, egress=policy), key_id)
+                await self._apply_egress(session)
+            except BaseException:
+                if session.grant is not before and session.ending is None:
+                    with contextlib.suppress(RuntimeUnavailable, StoreUnavailable, JournalUnavailable, ToolServerError):
+                        await self._regrant(session, replace(session.grant, egress=before.egress), key_id)
+                        await self._apply_egress(session)
+                raise
+
+    async def _regrant(self, session: Session, grant: Grant, key_id: str | None) -> None:
+        self.places.change(session.session_id, session.tenant, grant)
+        told = {"egress": grant.egress.as_json()}
+        self._journal.append(
+            "egress_changed", tenant=session.tenant, key_id=key_id, session_id=session.session_id, **told
+        )
+        text = grant.dump()
+        await self._database.write(lambda connection: rows.regrant(connection, session.session_id, text))
+        session.grant = grant
+
+    async def _apply_egress(self, session: Session) -> None:
+        """Raises RuntimeUnavailable, when all boxes have come to rest."""
+        results = await asyncio.gather(
+            *(box.set_egress(session.egress_of(box.plan.image)) for box in session.boxes.values()),
+            return_exceptions=True,
+        )
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
 
     async def end(self, session: Session, cause: Cause, *, key_id: str | None = None) -> asyncio.Task[None]:
         """End a session: at once for its clients and its running calls. The task is done when nothing is left of it.

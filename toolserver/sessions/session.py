@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import secrets
@@ -10,8 +11,10 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from toolserver.catalog.image import ToolImage
+from toolserver.egress.policy import EgressPolicy, narrowed
 from toolserver.errors import Code, RuntimeUnavailable, ToolServerError
-from toolserver.runtime.base import Limits, Network
+from toolserver.runtime.base import Limits
 from toolserver.sandbox.background import Background
 from toolserver.sessions.box import Box
 
@@ -61,24 +64,29 @@ def iso_time(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Grant:
-    """What a session may have and do, as it is in effect. Times in seconds."""
+    """What a session may have and do, as it is in effect. Times in seconds. `doors`: by image, those to the egress proxy."""
 
     ttl_s: float
     idle_s: float
     images: tuple[str, ...]
     limits: Limits
-    egress: Network
+    egress: EgressPolicy
     env: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
+    doors: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def dump(self) -> str:
         """As JSON, for the store."""
-        return json.dumps(asdict(self))
+        return json.dumps({**asdict(self), "egress": self.egress.as_json()})
 
     @classmethod
     def load(cls, text: str) -> Grant:
         told = json.loads(text)
-        return cls(**{**told, "images": tuple(told["images"]), "limits": Limits(**told["limits"])})
+        egress = told["egress"]
+        policy = EgressPolicy.load(
+            {"mode": egress} if isinstance(egress, str) else egress
+        )  # a mode alone: of version 1
+        return cls(**{**told, "images": tuple(told["images"]), "limits": Limits(**told["limits"]), "egress": policy})
 
 
 @dataclass
@@ -98,6 +106,7 @@ class Session:
     busy: int = 0
     writers: int = 0  # uploads and the like; calls are counted by the executor
     restoring: bool = False
+    regranting: asyncio.Lock = field(default_factory=asyncio.Lock)
     ending: Ending | None = None
     watchers: set[Callable[[Ending], None]] = field(default_factory=set)  # told once, when it ends
 
@@ -161,7 +170,7 @@ class Session:
             "session_id": self.session_id,
             "images": references,
             "limits": asdict(self.grant.limits),
-            "egress": self.grant.egress,
+            "egress": self.grant.egress.as_json(),
             "ttl_s": self.grant.ttl_s,
         }
 
@@ -183,6 +192,18 @@ class Session:
                 "pids": limits.pids,
                 "disk_mb": limits.disk_mb,
             },
-            "egress": {"mode": self.grant.egress, "allow": []},
+            "egress": self._egress(),
             "isolation": isolation,
         }
+
+    def egress_of(self, image: ToolImage) -> EgressPolicy:
+        """What sandboxes of an image may reach in this session."""
+        return narrowed(self.grant.egress, image.egress)
+
+    def _egress(self) -> dict[str, Any]:
+        """`images`: those that get less than the session, and what."""
+        policy = self.grant.egress
+        less = {
+            name: own.as_json() for name, box in self.boxes.items() if (own := self.egress_of(box.plan.image)) != policy
+        }
+        return {"mode": policy.mode, "allow": list(policy.allow), "images": less}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from toolserver.egress.policy import EgressPolicy
 from toolserver.sandbox.tool_sandbox import ToolSandbox
 from toolserver.sessions.box import Box, BoxPlan, BoxServices
 
@@ -29,6 +30,9 @@ class SharedBox(Box):
         if not self._users:
             self._emptied()
             await super().close(session_id)
+
+    async def set_egress(self, policy: EgressPolicy) -> None:
+        """It has what its image was granted, whatever one of its sessions has: see Admission."""
 
     async def release(self) -> None:
         """No later server would find it again."""

@@ -60,12 +60,16 @@ class SpareMaker:
         holdings: Holdings,
         start_timeout_s: float,
         eras: Eras,
+        may_reach_out: Callable[[ToolImage], bool] = lambda _image: False,
         counted: Callable[[], None] = lambda: None,
     ) -> None:
-        """`limits`: what a session that asks for none gets of an image. `counted` is told of each sandbox started."""
+        """`limits`: what a session that asks for none gets of an image. `may_reach_out`: a session may have a way out of it.
+        `counted` is told of each sandbox started.
+        """
         self._runtime, self._images, self._limits = runtime, images, limits
         self._starts, self._holdings, self._start_timeout_s = starts, holdings, start_timeout_s
         self._eras, self._counted = eras, counted
+        self._may_reach_out = may_reach_out
         self.expected_mb = ASSUMED_MB
 
     def limits(self, image_name: str) -> Limits:
@@ -74,8 +78,6 @@ class SpareMaker:
     def unfit(self, image_name: str) -> str | None:
         """Why no spare can be made of an image, if none can."""
         image = self._images[image_name]
-        if image.egress.mode != "none":
-            return "its image may have a network"
         if image.workspace != "rw":
             return "its image has no workspace of its own"
         return None
@@ -90,8 +92,8 @@ class SpareMaker:
             command=image.command,
             limits=self._limits(image),
             workspace=image.workspace,
-            network="none",
             env=image.env,
+            egress=self._may_reach_out(image),
         )
         return Spare(image_name, spec)
 

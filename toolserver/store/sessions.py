@@ -54,6 +54,12 @@ def shift(connection: Connection, seconds: float) -> None:
     connection.execute(sessions.update().where(sessions.c.ended_at.is_(None)).values(moved))
 
 
+def regrant(connection: Connection, session_id: str, grant_json: str) -> None:
+    """Of a live session."""
+    live_one = (sessions.c.session_id == session_id) & sessions.c.ended_at.is_(None)
+    connection.execute(sessions.update().where(live_one).values(grant_json=grant_json))
+
+
 def used(connection: Connection, last_used: Mapping[str, float]) -> None:
     """Note when sessions were used last."""
     for session_id, at in last_used.items():

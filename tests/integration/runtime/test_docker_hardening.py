@@ -15,7 +15,7 @@ from tests.conformance.conftest import REFERENCE
 from tests.conformance.programs import ECHO
 from toolserver.runtime.base import Limits, SandboxSpec
 from toolserver.runtime.docker_runtime import DockerRuntime
-from toolserver.runtime.hardening import create_request, seccomp_profile
+from toolserver.runtime.hardening import create_request, egress_request, seccomp_profile
 from toolserver.settings import RuntimeSettings
 
 LIMITS = Limits(memory_mb=256, cpus=0.5, pids=48, disk_mb=32)
@@ -95,11 +95,24 @@ def test_temporary_folders_leave_room_in_the_memory_limit() -> None:
         assert tmp + (host["ShmSize"] >> 20) <= memory_mb // 2
 
 
-def test_only_an_open_network_is_the_bridge() -> None:
-    spec = SandboxSpec("b", "s", "w", "r:1", ("x",), LIMITS, workspace="none", network="open")
-    request = create_request(spec, labels={}, volume=None)
-    assert request["HostConfig"]["NetworkMode"] == "bridge"
-    assert request["HostConfig"]["Mounts"] == []
+@pytest.mark.parametrize("egress", [False, True])
+def test_no_sandbox_has_a_network_and_doors_are_mounted_where_they_were_asked_for(egress: bool) -> None:
+    spec = SandboxSpec("b", "s", "w", "r:1", ("x",), LIMITS, workspace="none", egress=egress)
+    host = create_request(spec, labels={}, volume=None, doors="doors")["HostConfig"]
+    assert host["NetworkMode"] == "none"
+    assert [(one["Source"], one["Target"], one["ReadOnly"]) for one in host["Mounts"]] == (
+        [("doors", "/.toolcrib/egress", True)] if egress else []
+    )
+
+
+def test_the_egress_proxy_is_held_to_all_but_the_network() -> None:
+    request = egress_request("r:1", labels={}, doors="doors", network="bridge")
+    host = request["HostConfig"]
+    assert (request["User"], request["StdinOnce"], host["NetworkMode"]) == ("10002:10002", True, "bridge")
+    assert (host["CapDrop"], host["ReadonlyRootfs"], host["Privileged"]) == (["ALL"], True, False)
+    assert "no-new-privileges" in host["SecurityOpt"]
+    assert host["Memory"] == host["MemorySwap"] == 256 << 20
+    assert [(one["Source"], one["Target"]) for one in host["Mounts"]] == [("doors", "/egress")]
 
 
 def test_the_profile_lets_no_dangerous_call_through() -> None:

@@ -188,10 +188,9 @@ def test_two_images_cannot_have_the_same_tool(conf: Settings, root: Path) -> Non
 
 def test_the_operators_web_settings_reach_the_web_image_and_the_key_is_a_secret(root: Path, tmp_path: Path) -> None:
     folder(root, "web")
-    web = WebSettings(allow_private=("wiki:80", "10.0.0.1:8080"), search_provider="brave", brave_api_key="brave-key-1")
+    web = WebSettings(search_provider="brave", brave_api_key="brave-key-1")
     catalog = Catalog.load(Settings(state_dir=tmp_path, web=web), root)
     image = catalog.images["web"]
-    assert image.env["TOOLCRIB_WEB_ALLOW_PRIVATE"] == "wiki:80,10.0.0.1:8080"
     assert image.env["TOOLCRIB_WEB_SEARCH_PROVIDER"] == "brave"
     assert image.secrets["TOOLCRIB_WEB_BRAVE_API_KEY"].read() == "brave-key-1"
     assert "brave-key-1" not in repr(catalog)

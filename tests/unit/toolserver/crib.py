@@ -67,12 +67,18 @@ async def _steps(call: FakeCall) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": "done"}]}
 
 
+async def _later(call: FakeCall) -> dict[str, Any]:
+    await asyncio.sleep(call.arguments["seconds"])
+    return text_result("", end="failed", message="It came to nothing.")
+
+
 OBJECT: dict[str, Any] = {"type": "object"}
 TOOLS = (
     *DEFAULT_TOOLS,
     FakeTool("exit", _exit, OBJECT, "Ends its sandbox with a cause."),
     FakeTool("end", _end, OBJECT, "Ends with the end that is asked for."),
     FakeTool("count", _count, OBJECT, "Counts its runs in the workspace."),
+    FakeTool("later", _later, OBJECT, "Fails after a while."),
     FakeTool("say", _say, OBJECT, "Says lines."),
 )
 FOREIGN_TOOLS = (
@@ -80,7 +86,9 @@ FOREIGN_TOOLS = (
     FakeTool("foreign_wait", _for_ever, OBJECT),
     FakeTool("foreign_steps", _steps, OBJECT),
 )
-WEB_TOOLS = (FakeTool("web_echo", DEFAULT_TOOLS[0].handler, OBJECT, "An echo from a networked image."),)
+WEB_TOOLS = (
+    FakeTool("web_echo", DEFAULT_TOOLS[0].handler, OBJECT, "An echo from afar.", annotations={"openWorldHint": True}),
+)
 
 
 def tool(fake: FakeTool, image: str) -> Tool:
@@ -98,7 +106,7 @@ def image(name: str, tools: Iterable[FakeTool], **over: Any) -> ToolImage:
 
 def catalog() -> Catalog:
     images = (
-        image("workspace", TOOLS, workspace="rw", start="eager"),
+        image("workspace", TOOLS, workspace="rw", start="eager", egress=EgressPolicy("open")),
         image("web", WEB_TOOLS, egress=EgressPolicy("open")),
         image("foreign", FOREIGN_TOOLS),
     )

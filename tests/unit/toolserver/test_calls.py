@@ -197,7 +197,7 @@ async def test_a_web_tool_without_egress_is_policy_denied_and_says_how(crib: Cri
     assert told["effects"] == "none"
     granted = await crib.session(images=["web"], egress={"mode": "open"})
     assert (await crib.call(granted, "web_echo", {"text": "x"})).status_code == 200
-    assert crib.sandbox(granted, "web").spec.network == "open"
+    assert crib.sandbox(granted, "web").door is not None
 
 
 async def test_text_that_is_no_unicode_never_breaks_an_answer(crib: Crib) -> None:

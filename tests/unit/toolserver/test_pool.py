@@ -48,7 +48,7 @@ class Bench:
         self.state["now"] += seconds
 
     async def claim(self, name: str = "workspace", limits: Limits = LIMITS, **over: Any) -> Claim:
-        wanted = {"image": name, "limits": limits, "network": "none", "env": {}, **over}
+        wanted = {"image": name, "limits": limits, "way_out": None, "env": {}, **over}
         return await claim(self.pool, self.runtime, Wanted(**wanted), Term())
 
     def left(self) -> tuple[int, int, int, int]:
@@ -120,13 +120,12 @@ async def test_a_claim_binds_environment_and_limits_and_reads_them_back(make: Ma
 @pytest.mark.parametrize(
     ("over", "reason"),
     [
-        ({"name": "web", "network": "open"}, "its image may have a network"),
+        ({"name": "web"}, "its image has no workspace of its own"),
         ({"name": "reader"}, "its image has no workspace of its own"),
         ({"limits": Limits(1024, 1.0, 256, 512)}, "its limits of disk or /tmp can't be changed later"),
         ({"limits": Limits(128, 1.0, 256, 1024)}, "its limits of disk or /tmp can't be changed later"),
-        ({"network": "open"}, "the network can't be opened later"),
     ],
-    ids=["image", "workspace", "disk", "tmp", "network"],
+    ids=["image", "workspace", "disk", "tmp"],
 )
 async def test_what_cannot_be_bound_late_starts_cold_and_says_why(
     make: Make, over: dict[str, Any], reason: str

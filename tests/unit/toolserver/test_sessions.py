@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.toolserver.crib import Crib, detail, new_runtime, running, settings
+from toolserver.egress.policy import EgressPolicy
 from toolserver.errors import RuntimeUnavailable
 from toolserver.runtime.base import Inventory, Limits, SandboxEnd
 from toolserver.runtime.fake_runtime import FakeRuntime, FakeSandbox
@@ -68,7 +69,7 @@ async def test_a_session_shows_what_is_in_effect(crib: Crib) -> None:
         ({"limits": {"pids": 0}}, "/limits/pids"),
         ({"limits": []}, "/limits"),
         ({"egress": {"mode": "everything"}}, "/egress/mode"),
-        ({"egress": {"mode": "allow", "allow": ["example.org:443"]}}, "/egress/mode"),
+        ({"egress": {"mode": "allow", "allow": ["a:1", "http://example.org/"]}}, "/egress/allow/1"),
         ({"egress": {"mode": "none", "allow": ["example.org:443"]}}, "/egress/allow"),
         ({"env": {"A=B": "x"}}, "/env"),
         ({"env": {"A": "x\0y"}}, "/env"),
@@ -160,7 +161,7 @@ async def test_too_many_sessions_are_429_for_the_tenant_and_503_for_all(tmp_path
     async with running(settings(tmp_path, session={"max_sessions_per_tenant": 2, "max_sessions": 3})) as crib:
         first = [await crib.session() for _ in range(2)]
         detail(await crib.client.post("/v1/sessions", json={"images": ["workspace"]}), 429, "quota_exceeded")
-        grant = Grant(60, 60, ("workspace",), Limits(128, 1, 32, 16), "none")
+        grant = Grant(60, 60, ("workspace",), Limits(128, 1, 32, 16), EgressPolicy())
         await crib.server.registry.create("another", grant)
         await crib.client.delete(f"/v1/sessions/{first[0]}")
         await crib.server.registry.create("another", grant)

@@ -1,0 +1,209 @@
+"""What sessions may reach, over the fake runtime: doors and their policies, changes, denials, restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.toolserver.crib import TOOLS, Crib, crashing, detail, new_runtime, running, settings
+from toolserver.egress.policy import EgressPolicy
+from toolserver.runtime.base import SandboxSpec
+from toolserver.runtime.fake_egress import FakeEgress
+from toolserver.runtime.fake_runtime import FakeRuntime
+from toolserver.runtime.fake_server import FakeToolServer
+from toolserver.runtime.fake_workspace import FakeWorkspace
+from toolserver.sessions.session import Grant
+
+ALLOW = {"mode": "allow", "allow": ["example.org:443"]}
+
+
+def proxy(crib: Crib) -> FakeEgress:
+    assert crib.runtime.egress is not None
+    return crib.runtime.egress
+
+
+async def shown(crib: Crib, session: str) -> dict[str, Any]:
+    told: dict[str, Any] = (await crib.client.get(f"/v1/sessions/{session}")).json()["egress"]
+    return told
+
+
+def journal(crib: Crib, event: str) -> list[dict[str, Any]]:
+    lines = [
+        line for file in sorted(crib.server.journal.folder.glob("*.jsonl")) for line in file.read_text().splitlines()
+    ]
+    return [record for line in lines if (record := json.loads(line))["event"] == event]
+
+
+async def until(true: Any) -> None:
+    async with asyncio.timeout(10):
+        while not true():  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.01)
+
+
+async def test_a_session_without_egress_needs_no_proxy(crib: Crib) -> None:
+    session = await crib.session()
+    assert crib.runtime.egress is None
+    assert crib.sandbox(session).door is None
+    assert await shown(crib, session) == {"mode": "none", "allow": [], "images": {}}
+
+
+async def test_a_session_gets_a_door_with_its_policy_and_it_is_gone_with_it(crib: Crib) -> None:
+    session = await crib.session(egress=ALLOW)
+    door = crib.sandbox(session).door
+    assert door is not None
+    assert proxy(crib).doors == {door: ALLOW}
+    assert await shown(crib, session) == {**ALLOW, "images": {}}
+    assert door not in (await crib.client.get("/v1/sessions")).text
+    await crib.client.delete(f"/v1/sessions/{session}")
+    await until(lambda: not proxy(crib).doors)
+
+
+async def test_a_list_alone_is_the_mode_allow_and_an_empty_one_allows_nothing(crib: Crib) -> None:
+    session = await crib.session(images=["web"], egress={"allow": []})
+    assert await shown(crib, session) == {"mode": "allow", "allow": [], "images": {}}
+    told = detail(await crib.call(session, "web_echo", {"text": "x"}), 500, "policy_denied")
+    assert f"/v1/sessions/{session}/egress" in told["message"]
+
+
+async def test_sessions_have_doors_of_their_own(crib: Crib) -> None:
+    first = await crib.session(egress=ALLOW)
+    other = await crib.session(egress={"mode": "open"})
+    doors = (crib.sandbox(first).door, crib.sandbox(other).door)
+    assert proxy(crib).doors == {doors[0]: ALLOW, doors[1]: {"mode": "open"}}
+
+
+async def test_the_operator_bounds_what_a_session_gets(tmp_path: Path) -> None:
+    bounds = {"max_mode": "allow", "allow": ["*.example.org:443"], "allow_private": ["10.0.0.1:80"], "idle_s": 7}
+    async with running(settings(tmp_path, egress=bounds)) as crib:
+        session = await crib.session(egress={"mode": "open"})
+        assert await shown(crib, session) == {"mode": "allow", "allow": ["*.example.org:443"], "images": {}}
+        await crib.client.put(f"/v1/sessions/{session}/egress", json={"allow": ["a.example.org:443", "b.test:443"]})
+        assert await shown(crib, session) == {"mode": "allow", "allow": ["a.example.org:443"], "images": {}}
+        assert proxy(crib).configuration["allow_private"] == ["10.0.0.1:80"]
+        assert proxy(crib).configuration["limits"]["idle_s"] == 7
+    async with running(settings(tmp_path / "none", egress={"max_mode": "none"})) as crib:
+        session = await crib.session(egress={"mode": "open"})
+        assert (await shown(crib, session))["mode"] == "none"
+        assert crib.runtime.egress is None
+
+
+async def test_egress_is_changed_while_the_session_runs(crib: Crib) -> None:
+    session = await crib.session()
+    put = await crib.client.put(f"/v1/sessions/{session}/egress", json=ALLOW)
+    assert (put.status_code, put.json()["egress"]) == (200, {**ALLOW, "images": {}})
+    door = crib.sandbox(session).door
+    assert proxy(crib).doors == {door: ALLOW}
+    await crib.client.put(f"/v1/sessions/{session}/egress", json={"mode": "open"})
+    assert (crib.sandbox(session).door, proxy(crib).doors) == (door, {door: {"mode": "open"}})
+    await crib.client.put(f"/v1/sessions/{session}/egress", json={"mode": "none"})
+    assert (crib.sandbox(session).door, proxy(crib).doors) == (None, {})
+    assert [one["egress"]["mode"] for one in journal(crib, "egress_changed")] == ["allow", "open", "none"]
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        ({"mode": "all"}, "/mode"),
+        ({"mode": "open", "allow": ["a:1"]}, "/allow"),
+        ({"allow": ["a:1", "*"]}, "/allow/1"),
+        ({"allow": "a:1"}, "/allow"),
+        ({"modes": "open"}, "/modes"),
+    ],
+)
+async def test_what_is_no_egress_is_refused(crib: Crib, body: dict[str, Any], pointer: str) -> None:
+    session = await crib.session()
+    told = detail(await crib.client.put(f"/v1/sessions/{session}/egress", json=body), 422, "invalid_arguments")
+    assert [error["pointer"] for error in told["errors"]] == [pointer]
+
+
+async def test_a_session_whose_way_out_does_not_answer_is_not_handed_out(tmp_path: Path) -> None:
+    class Deaf(FakeToolServer):
+        def __init__(self, spec: SandboxSpec, workspace: FakeWorkspace) -> None:
+            super().__init__(spec, workspace, tools=TOOLS)
+            self.unready = True
+
+    chosen = settings(tmp_path)
+    runtime = FakeRuntime("test", chosen.state_dir, chosen.runtime, server=Deaf)
+    async with running(chosen, runtime) as crib:
+        body = {"images": ["workspace"], "egress": ALLOW}
+        told = detail(await crib.client.post("/v1/sessions", json=body), 503, "runtime_unavailable")
+        assert "egress proxy" in told["message"]
+        await until(lambda: not runtime.sandboxes and not runtime.workspaces and not proxy(crib).doors)
+        session = await crib.session()
+        put = await crib.client.put(f"/v1/sessions/{session}/egress", json=ALLOW)
+        detail(put, 503, "runtime_unavailable")
+        assert (await shown(crib, session))["mode"] == "none"
+        assert not proxy(crib).doors
+
+
+async def test_a_dead_proxy_is_started_again_with_all_doors(crib: Crib) -> None:
+    session = await crib.session(egress=ALLOW)
+    first = proxy(crib)
+    first.die()
+    await until(lambda: proxy(crib) is not first and proxy(crib).doors)
+    assert proxy(crib).doors == {crib.sandbox(session).door: ALLOW}
+
+
+async def test_a_later_server_opens_the_same_doors_again(tmp_path: Path) -> None:
+    chosen = settings(tmp_path)
+    runtime = new_runtime(chosen)
+    async with crashing(chosen, runtime) as crib:
+        session = await crib.session()
+        await crib.client.put(f"/v1/sessions/{session}/egress", json=ALLOW)
+        door, first = crib.sandbox(session).door, proxy(crib)
+    async with running(chosen, runtime) as crib:
+        await until(lambda: proxy(crib) is not first and proxy(crib).doors)
+        assert proxy(crib).doors == {door: ALLOW}
+        assert crib.sandbox(session).door == door
+        assert (await shown(crib, session))["mode"] == "allow"
+
+
+async def test_a_failed_call_tells_what_was_refused_meanwhile(crib: Crib) -> None:
+    session, other = await crib.session(egress=ALLOW), await crib.session(egress=ALLOW)
+    door = crib.sandbox(session).door
+    assert door is not None
+    failing = asyncio.create_task(crib.call(session, "sleep", {"seconds": 0.3}, deadline_s=5, key="a"))
+    await asyncio.sleep(0.1)
+    await proxy(crib).deny(door, "evil.test", 443)
+    assert (await failing).status_code == 200  # it got on without
+    failing = asyncio.create_task(crib.call(session, "later", {"seconds": 0.3}, key="b"))
+    await asyncio.sleep(0.1)
+    await proxy(crib).deny(door, "evil.test", 443)
+    await proxy(crib).deny(door, "evil.test", 443)
+    assert detail(await crib.call(other, "fail", {"message": "no"}), 500, "tool_failed")
+    told = detail(await failing, 500, "policy_denied")
+    assert told["denied"] == [{"host": "evil.test", "port": 443, "rule": "not_allowed"}]
+    assert "evil.test:443" in told["message"]
+    records = journal(crib, "egress_denied")
+    assert [(one["session_id"], one["image"], one["host"], one.get("call_id")) for one in records] == [
+        (session, "workspace", "evil.test", key) for key in ("a", "b", "b")
+    ]
+    await proxy(crib).use(door, "example.org", 443, up=10, down=20)
+    await crib.server.registry.doors.settle()
+    metrics = (await crib.client.get("/metrics")).text
+    assert 'toolserver_egress_denials_total{rule="not_allowed"} 3' in metrics
+    assert 'toolserver_egress_bytes_total{direction="down"} 20' in metrics
+    assert "toolserver_egress_connections_total 1" in metrics
+
+
+async def test_a_session_with_egress_starts_warm(tmp_path: Path) -> None:
+    async with running(settings(tmp_path, pool={"enabled": True, "min": 1})) as crib:
+        await until(lambda: crib.server.registry.pool.ready() == 1)
+        answer = await crib.client.post("/v1/sessions", json={"images": ["workspace"], "egress": ALLOW})
+        assert [one["start"] for one in answer.json()["sandboxes"]] == ["warm"]
+        assert proxy(crib).doors == {crib.sandbox(answer.json()["id"]).door: ALLOW}
+
+
+@pytest.mark.parametrize("mode", ["none", "open"])
+def test_grants_of_the_first_version_still_load(mode: str) -> None:
+    limits = {"memory_mb": 1, "cpus": 1, "pids": 1, "disk_mb": 1}
+    text = json.dumps(
+        {"ttl_s": 1, "idle_s": 1, "images": ["a"], "limits": limits, "egress": mode, "env": {}, "labels": {}}
+    )
+    grant = Grant.load(text)
+    assert grant.egress == EgressPolicy.load({"mode": mode})
+    assert Grant.load(grant.dump()) == grant
