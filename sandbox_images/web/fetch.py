@@ -1,7 +1,7 @@
-"""Gets one web page in bounded time and size, hop by hop: each hop is vetted, and its vetted address is what is dialled.
+"""Gets one web page in bounded time and size, hop by hop, each through the egress proxy, which decides what may be reached.
 
-httpx is used for the protocol alone, below its client: no proxy or certificate settings from the environment, no
-cookies, no redirects of its own, one connection a hop.
+httpx is used for the protocol alone, below its client: no settings from the environment, no cookies, no redirects of
+its own, one connection a hop.
 """
 
 from __future__ import annotations
@@ -11,18 +11,21 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import httpx
 
-from sandbox_images.base.outcome import failed
+from sandbox_images.base import door
+from sandbox_images.base.egress_refusal import DENIED_HEADER, ERROR_HEADER, NO_WAY_OUT, ask_why, refusal
+from sandbox_images.base.outcome import Ended, denied, failed
 from sandbox_images.base.progress import Progress
 from sandbox_images.web.inflate import CannotInflate, Inflater
-from sandbox_images.web.vetting import Vetting
 from sandbox_images.web.web_address import WebAddress, follow
 
 MAX_HOPS = 8
 CONNECT_TIMEOUT_S = 8.0
 READ_TIMEOUT_S = 30.0  # silence; the total is bounded by whoever calls
+_MAX_WORDS = 2_000
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _BINARY = ("image/", "audio/", "video/", "font/")
 _HEADERS = {
@@ -59,13 +62,13 @@ class Bounds:
 
 
 async def fetch(
-    start: WebAddress, vetting: Vetting, progress: Progress, bounds: Bounds, headers: Mapping[str, str] | None = None
+    start: WebAddress, progress: Progress, bounds: Bounds, headers: Mapping[str, str] | None = None
 ) -> Page:
     """The page at the end of the redirects. Raises Ended (`denied`, `failed`, `invalid`). Bound its time from outside."""
     address, trail = start, [str(start)]
     while True:
         progress.note = f"Connecting to {address}"
-        hop = await _one_hop(address, vetting, progress, bounds, headers or {})
+        hop = await _one_hop(address, progress, bounds, headers or {})
         if isinstance(hop, Page):
             hop.redirects = trail[:-1]
             return hop
@@ -78,36 +81,54 @@ async def fetch(
 
 
 async def _one_hop(
-    address: WebAddress, vetting: Vetting, progress: Progress, bounds: Bounds, headers: Mapping[str, str]
+    address: WebAddress, progress: Progress, bounds: Bounds, headers: Mapping[str, str]
 ) -> Page | WebAddress:
-    dialled = await vetting.addresses(address)
-    for index, target in enumerate(dialled):
-        try:
-            return await _ask(address, target, progress, bounds, headers)
-        except (httpx.ConnectError, httpx.ConnectTimeout) as problem:
-            if index == len(dialled) - 1:
-                raise failed(f"No connection to {address.host}:{address.port}: {_cause(problem)}.") from problem
-        except httpx.TimeoutException as problem:
-            raise failed(f"{address} sent nothing for {READ_TIMEOUT_S:.0f} s.") from problem
-        except httpx.RemoteProtocolError as problem:
-            raise failed(
-                f"{address} broke the HTTP protocol or off: {_cause(problem)}. {progress.note}. Trying once more may help."
-            ) from problem
-        except httpx.TransportError as problem:
-            raise failed(f"The connection to {address} broke: {_cause(problem)}. {progress.note}.") from problem
-    raise AssertionError("a host without addresses was let through")
+    proxy_said: list[dict[str, str]] = []
+    try:
+        return await _ask(address, progress, bounds, headers, proxy_said)
+    except httpx.ProxyError as problem:
+        raise await _no_tunnel(address, proxy_said, _cause(problem)) from problem
+    except (httpx.ConnectError, httpx.ConnectTimeout) as problem:
+        if not proxy_said:
+            raise denied(NO_WAY_OUT) from problem
+        raise failed(f"No connection to {address.host}:{address.port}: {_cause(problem)}.") from problem
+    except httpx.TimeoutException as problem:
+        raise failed(f"{address} sent nothing for {READ_TIMEOUT_S:.0f} s.") from problem
+    except httpx.RemoteProtocolError as problem:
+        raise failed(
+            f"{address} broke the HTTP protocol or off: {_cause(problem)}. {progress.note}. Trying once more may help."
+        ) from problem
+    except httpx.TransportError as problem:
+        raise failed(f"The connection to {address} broke: {_cause(problem)}. {progress.note}.") from problem
+
+
+async def _no_tunnel(address: WebAddress, proxy_said: list[dict[str, str]], cause: str) -> Ended:
+    said = proxy_said[0] if proxy_said else {}
+    if DENIED_HEADER in said:
+        return refusal(address.host, address.port, said[DENIED_HEADER])
+    why = await ask_why(str(address)) if ERROR_HEADER in said else None
+    return why if isinstance(why, Ended) else failed(f"{address} could not be reached. {why or cause}")
 
 
 async def _ask(
-    address: WebAddress, target: str, progress: Progress, bounds: Bounds, headers: Mapping[str, str]
+    address: WebAddress,
+    progress: Progress,
+    bounds: Bounds,
+    headers: Mapping[str, str],
+    proxy_said: list[dict[str, str]],
 ) -> Page | WebAddress:
-    literal = f"[{target}]" if ":" in target else target
+    async def trace(event: str, info: dict[str, Any]) -> None:
+        """The proxy's answer to CONNECT is not told by httpx in any other way."""
+        if event.endswith("receive_response_headers.complete"):
+            told = info["return_value"][3]
+            proxy_said.append({name.decode("latin-1").lower(): value.decode("latin-1") for name, value in told})
+
     request = httpx.Request(
         "GET",
-        f"{address.scheme}://{literal}:{address.port}{address.target}",
+        str(address),
         headers={**_HEADERS, **headers, "Host": address.host_header},
         extensions={
-            "sni_hostname": address.host,  # the certificate is checked against it as well
+            "trace": trace,
             "timeout": {
                 "connect": CONNECT_TIMEOUT_S,
                 "read": READ_TIMEOUT_S,
@@ -116,15 +137,30 @@ async def _ask(
             },
         },
     )
-    async with httpx.AsyncHTTPTransport(verify=_tls(), trust_env=False, retries=0) as transport:
+    transport = httpx.AsyncHTTPTransport(verify=_tls(), trust_env=False, retries=0, proxy=httpx.Proxy(door.PROXY))
+    async with transport:
         response = await transport.handle_async_request(request)
         try:
+            if address.scheme == "http":
+                await _raise_refusal(address, response)
             location = response.headers.get("location")
             if response.status_code in _REDIRECTS and location:
                 return follow(address, location)
             return await _read(address, response, progress, bounds)
         finally:
             await response.aclose()
+
+
+async def _raise_refusal(address: WebAddress, response: httpx.Response) -> None:
+    """What the proxy answers in the place of a server that it may not or can't ask."""
+    rule = response.headers.get(DENIED_HEADER)
+    if rule is not None:
+        raise refusal(address.host, address.port, rule)
+    if ERROR_HEADER in response.headers:
+        words = bytearray()
+        async for piece in response.aiter_raw():
+            words += piece[: _MAX_WORDS - len(words)]
+        raise failed(f"{address} could not be reached. {words.decode('utf-8', 'replace').strip()}")
 
 
 async def _read(address: WebAddress, response: httpx.Response, progress: Progress, bounds: Bounds) -> Page:

@@ -9,7 +9,6 @@ from sandbox_images.base.outcome import Outcome
 from sandbox_images.base.progress import Progress
 from sandbox_images.web.converter import Converter
 from sandbox_images.web.settings import Settings
-from sandbox_images.web.vetting import Vetting
 from sandbox_images.web.web_fetch import WebFetch
 from sandbox_images.web.web_search import WebSearch
 
@@ -19,12 +18,11 @@ _Tool = Callable[[dict[str, Any], Progress, int], Awaitable[Outcome]]
 class Toolset:
     """Owns the converting process: call `close` at the end."""
 
-    def __init__(self, settings: Callable[[], Settings], vetting: Vetting | None = None) -> None:
-        vetting = vetting or Vetting(settings())
+    def __init__(self, settings: Callable[[], Settings]) -> None:
         self._converter = Converter()
         self._tools: dict[str, _Tool] = {
-            "web_fetch": WebFetch(vetting, self._converter),
-            "web_search": WebSearch(vetting, settings),
+            "web_fetch": WebFetch(self._converter),
+            "web_search": WebSearch(settings),
         }
 
     async def call(self, name: str, arguments: dict[str, Any], progress: Progress, max_text_bytes: int) -> Outcome:

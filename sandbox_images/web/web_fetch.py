@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 from sandbox_images.base.outcome import Outcome, clip_bytes, failed, invalid
 from sandbox_images.base.progress import Progress
 from sandbox_images.web.converter import Converter
 from sandbox_images.web.fetch import Bounds, Page, fetch
 from sandbox_images.web.recent import Recent
-from sandbox_images.web.vetting import Vetting
 from sandbox_images.web.web_address import parse
 
 TOTAL_TIMEOUT_S = 90.0
@@ -57,8 +57,8 @@ def wanted(arguments: dict[str, Any]) -> Wanted:
 
 
 class WebFetch:
-    def __init__(self, vetting: Vetting, converter: Converter) -> None:
-        self._vetting, self._converter, self._recent = vetting, converter, Recent()
+    def __init__(self, converter: Converter) -> None:
+        self._converter, self._recent = converter, Recent()
 
     async def __call__(self, arguments: dict[str, Any], progress: Progress, max_text_bytes: int) -> Outcome:
         """Raises Ended."""
@@ -72,7 +72,7 @@ class WebFetch:
         address = parse(asked.url)
         try:
             async with asyncio.timeout(TOTAL_TIMEOUT_S):
-                page = await fetch(address, self._vetting, progress, Bounds())
+                page = await fetch(address, progress, Bounds())
                 progress.note = f"Converting {len(page.body):,} bytes of {page.url}"
                 document = await self._document(page, asked.style)
         except TimeoutError as problem:
@@ -159,7 +159,9 @@ def _outcome(document: Document, asked: Wanted, max_text_bytes: int) -> Outcome:
 
 def _heading(document: Document) -> str:
     page = document.page
-    moved = f" (redirected from {page.redirects[0][:300]})" if page.redirects else ""
+    first = page.redirects[0] if page.redirects else page.url
+    elsewhere = ", another host" if urlsplit(first).hostname != urlsplit(page.url).hostname else ""
+    moved = f" (redirected from {first[:300]}{elsewhere})" if page.redirects else ""
     parts = [f"{page.url}{moved}", f"status {page.status}", page.content_type or "no content type", document.title]
     return " · ".join(part for part in parts if part)
 

@@ -13,7 +13,6 @@ from sandbox_images.base.progress import Progress
 from sandbox_images.web.fetch import Bounds, Page, fetch
 from sandbox_images.web.providers import PROVIDERS, Hit, Provider, Question
 from sandbox_images.web.settings import Settings
-from sandbox_images.web.vetting import Vetting
 from sandbox_images.web.web_address import parse
 
 TOTAL_TIMEOUT_S = 30.0
@@ -26,8 +25,8 @@ _BOUNDS = Bounds(text_bytes=2 << 20, pdf_bytes=2 << 20, hops=0)  # no redirects:
 class WebSearch:
     """`settings` is asked anew for each call: a key may be bound after the start."""
 
-    def __init__(self, vetting: Vetting, settings: Callable[[], Settings]) -> None:
-        self._vetting, self._settings = vetting, settings
+    def __init__(self, settings: Callable[[], Settings]) -> None:
+        self._settings = settings
 
     async def __call__(self, arguments: dict[str, Any], progress: Progress, max_text_bytes: int) -> Outcome:
         """Raises Ended."""
@@ -48,7 +47,7 @@ class WebSearch:
     async def _ask(self, name: str, question: Question, progress: Progress) -> Page:
         try:
             async with asyncio.timeout(TOTAL_TIMEOUT_S):
-                return await fetch(parse(question.url), self._vetting, progress, _BOUNDS, question.headers)
+                return await fetch(parse(question.url), progress, _BOUNDS, question.headers)
         except TimeoutError as problem:
             raise failed(f"The search provider {name} did not answer within {TOTAL_TIMEOUT_S:.0f} s.") from problem
         except Ended as ended:

@@ -17,11 +17,7 @@ def main() -> int:
     from sandbox_images.base.tool_server import ToolServer  # noqa: PLC0415
     from sandbox_images.web import settings  # noqa: PLC0415
 
-    try:
-        operators = settings.read(os.environ)
-    except ValueError as problem:
-        print(f"web: {problem}", file=sys.stderr)
-        return 2
+    operators = settings.read(os.environ)
 
     def make_tools(session: Session) -> Tools:
         from sandbox_images.base import third_party  # noqa: PLC0415 - a few hundred milliseconds, at the first call

@@ -5,13 +5,21 @@ from collections.abc import Iterator
 import pytest
 
 from tests.unit.web.site import Site, running_site
+from tests.unit.web.stand_in_proxy import StandInProxy, running_proxy
 from tests.unit.web.worker_process import Worker, running_worker
 
 
 @pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
-    """May be fetched: the worker's operator allows it."""
+def proxy() -> Iterator[StandInProxy]:
+    with running_proxy() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def site(proxy: StandInProxy) -> Iterator[Site]:
+    """May be fetched."""
     with running_site() as made:
+        proxy.let(made.port)
         yield made
 
 
@@ -24,6 +32,6 @@ def canary() -> Iterator[Site]:
 
 
 @pytest.fixture(scope="module")
-def worker(site: Site) -> Iterator[Worker]:
-    with running_worker(allow_private=f"127.0.0.1:{site.port}") as made:
+def worker(proxy: StandInProxy) -> Iterator[Worker]:
+    with running_worker(proxy) as made:
         yield made

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.unit.web.site import Reply, Site, redirect, running_site
+from tests.unit.web.stand_in_proxy import StandInProxy
 from tests.unit.web.worker_process import Worker, running_worker
 
 SEARX = {
@@ -40,24 +41,21 @@ def as_json(value: Any, **more: Any) -> Reply:
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Site]:
+def engine(proxy: StandInProxy) -> Iterator[Site]:
     with running_site() as made:
+        proxy.let(made.port)
         yield made
 
 
 @pytest.fixture(scope="module")
-def searx(engine: Site) -> Iterator[Worker]:
-    with running_worker(
-        search_provider="searxng", searxng_url=engine.url("/"), allow_private=f"127.0.0.1:{engine.port}"
-    ) as made:
+def searx(engine: Site, proxy: StandInProxy) -> Iterator[Worker]:
+    with running_worker(proxy, search_provider="searxng", searxng_url=engine.url("/")) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def brave(engine: Site) -> Iterator[Worker]:
-    with running_worker(
-        search_provider="brave", brave_url=engine.url("/brave"), allow_private=f"127.0.0.1:{engine.port}"
-    ) as made:
+def brave(engine: Site, proxy: StandInProxy) -> Iterator[Worker]:
+    with running_worker(proxy, search_provider="brave", brave_url=engine.url("/brave")) as made:
         made.ask("toolcrib/bind", env={"TOOLCRIB_WEB_BRAVE_API_KEY": KEY}, limits={})
         yield made
 
@@ -140,17 +138,18 @@ def test_a_provider_that_errs_is_named_with_what_it_did(
     ],
 )
 def test_what_is_not_configured_is_said_with_the_setting(env: dict[str, str], said: str) -> None:
-    with running_worker(**env) as worker:
+    with running_worker(None, **env) as worker:
         ending = worker.call("web_search", {"query": "x"})
     assert ending.end == "failed"
     assert said in ending.message
 
 
-def test_a_providers_private_address_needs_the_operators_exception(canary: Site) -> None:
-    with running_worker(search_provider="searxng", searxng_url=canary.url()) as worker:
+def test_a_provider_that_policy_refuses_is_denied(proxy: StandInProxy, canary: Site) -> None:
+    with running_worker(proxy, search_provider="searxng", searxng_url=canary.url()) as worker:
         ending = worker.call("web_search", {"query": "x"})
     assert ending.end == "denied"
-    assert "TOOLSERVER_WEB__ALLOW_PRIVATE" in ending.message
+    assert "The search provider searxng could not be asked" in ending.message
+    assert "nothing allows it" in ending.message
 
 
 def test_a_providers_broken_address_is_no_fault_of_the_arguments() -> None:

@@ -212,12 +212,6 @@ def test_a_redirect_without_location_is_the_page_it_carries(worker: Worker, site
     assert worker.fetch(site.url("/odd")).text == "still here"
 
 
-def test_no_connection_is_a_failure_that_names_the_place(worker: Worker, site: Site) -> None:
-    site.pages["/gone"] = redirect("http://127.0.0.1:1/")
-    assert worker.fetch(site.url("/gone")).end == "denied"
-    assert worker.fetch("http://no-such-name.invalid/").end == "failed"
-
-
 def test_nothing_of_a_session_goes_to_the_server(worker: Worker, site: Site) -> None:
     site.pages["/cookie"] = Reply(b"x", "text/plain", headers={"Set-Cookie": "a=b; Path=/"})
     worker.fetch(site.url("/cookie"))

@@ -6,14 +6,14 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.unit.web.site import Reply, Site, drip
-from tests.unit.web.worker_process import WORKER, Worker, running_worker
+from tests.unit.web.stand_in_proxy import StandInProxy
+from tests.unit.web.worker_process import Worker, command_line, running_worker
 
 SLOW = drip(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n", b"0", 0.1, 150)
 
@@ -144,9 +144,9 @@ def test_requests_that_make_no_sense_are_errors(
     assert said in error["message"]
 
 
-def test_the_end_of_stdin_ends_everything(site: Site) -> None:
+def test_the_end_of_stdin_ends_everything(site: Site, proxy: StandInProxy) -> None:
     site.pages["/page"], site.pages["/slow"] = Reply(b"<p>x</p>"), SLOW
-    with running_worker(allow_private=f"127.0.0.1:{site.port}") as worker:
+    with running_worker(proxy) as worker:
         worker.fetch(site.url("/page"))
         (converter,) = children(worker.process.pid)
         worker.start("web_fetch", {"url": site.url("/slow")}, call_id="left", deadline_s=60, max_text_bytes=65_536)
@@ -156,9 +156,9 @@ def test_the_end_of_stdin_ends_everything(site: Site) -> None:
     assert not Path(f"/proc/{converter}").exists()
 
 
-def test_a_converter_that_dies_is_replaced(site: Site) -> None:
+def test_a_converter_that_dies_is_replaced(site: Site, proxy: StandInProxy) -> None:
     site.pages["/page"] = Reply(b"<p>x</p>")
-    with running_worker(allow_private=f"127.0.0.1:{site.port}") as worker:
+    with running_worker(proxy) as worker:
         assert worker.fetch(site.url("/page")).text == "x"
         (converter,) = children(worker.process.pid)
         os.kill(converter, signal.SIGKILL)
@@ -167,21 +167,8 @@ def test_a_converter_that_dies_is_replaced(site: Site) -> None:
         assert sum(ending.end == "failed" for ending in endings) <= 1
 
 
-def test_wrong_settings_are_refused_at_the_start() -> None:
-    started = subprocess.run(
-        [sys.executable, "-I", "-S", str(WORKER)],
-        env={"TOOLCRIB_WEB_ALLOW_PRIVATE": "nonsense"},
-        capture_output=True,
-        timeout=20,
-        check=False,
-    )
-    assert started.returncode == 2
-    assert b"'nonsense' is not host:port" in started.stderr
-    assert started.stdout == b""
-
-
-def test_a_server_that_comes_back_finds_its_calls(site: Site) -> None:
-    with running_worker(allow_private=f"127.0.0.1:{site.port}") as worker:
+def test_a_server_that_comes_back_finds_its_calls(site: Site, proxy: StandInProxy) -> None:
+    with running_worker(proxy) as worker:
         site.pages["/slow"] = SLOW
         about = {"call_id": "first", "deadline_s": 1, "max_text_bytes": 65_536}
         worker.ask("toolcrib/bind", env={}, limits={}, epoch=1, lease_s=60)
@@ -197,8 +184,8 @@ def test_a_server_that_comes_back_finds_its_calls(site: Site) -> None:
         assert worker.ask("toolcrib/output", call_id="first") == {"chunks": [], "next": 0, "lost": 0, "ended": True}
 
 
-def test_a_call_cancelled_in_the_same_breath_is_answered(site: Site) -> None:
-    with running_worker(allow_private=f"127.0.0.1:{site.port}") as worker:
+def test_a_call_cancelled_in_the_same_breath_is_answered(site: Site, proxy: StandInProxy) -> None:
+    with running_worker(proxy) as worker:
         params = {
             "name": "web_fetch",
             "arguments": {"url": site.url("/")},
@@ -223,7 +210,7 @@ def test_named_pipes_that_nobody_reads_for_a_while_are_no_end(tmp_path: Path) ->
     os.mkfifo(tmp_path / "out")
     ends = [os.open(tmp_path / name, os.O_RDWR) for name in ("in", "out")]
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", str(WORKER)], stdin=ends[0], stdout=ends[1], stderr=subprocess.PIPE
+        command_line("http://127.0.0.1:9"), stdin=ends[0], stdout=ends[1], stderr=subprocess.PIPE
     )
     try:
         for number in range(3):

@@ -13,13 +13,25 @@ from pathlib import Path
 from typing import Any
 
 import sandbox_images
+from tests.unit.web.stand_in_proxy import StandInProxy
 
-WORKER = Path(sandbox_images.__file__).parent / "web" / "worker.py"
+ROOT = Path(sandbox_images.__file__).parents[1]
+# the worker as it is, but for the port of the proxy: that of a sandbox is there once on this machine
+START = """import sys
+sys.path.insert(0, {root!r})
+from sandbox_images.base import door
+door.PROXY = {proxy!r}
+from sandbox_images.web.worker import main
+sys.exit(main())"""
+
+
+def command_line(proxy: str) -> list[str]:
+    return [sys.executable, "-I", "-S", "-c", START.format(root=str(ROOT), proxy=proxy)]
 
 
 class Worker:
-    def __init__(self, env: dict[str, str]) -> None:
-        command = [sys.executable, "-I", "-S", str(WORKER)]
+    def __init__(self, env: dict[str, str], proxy: str) -> None:
+        command = command_line(proxy)
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
         self._answers: dict[Any, queue.Queue[dict[str, Any]]] = {}
         self._next = 0
@@ -111,8 +123,10 @@ class Ending:
 
 
 @contextmanager
-def running_worker(**env: str) -> Iterator[Worker]:
-    worker = Worker({f"TOOLCRIB_WEB_{name.upper()}": value for name, value in env.items()})
+def running_worker(proxy: StandInProxy | None = None, **env: str) -> Iterator[Worker]:
+    """Without a proxy its port is one where nobody listens."""
+    settings = {f"TOOLCRIB_WEB_{name.upper()}": value for name, value in env.items()}
+    worker = Worker(settings, proxy.url if proxy is not None else "http://127.0.0.1:9")
     try:
         yield worker
     finally:
