@@ -67,7 +67,7 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     for site in sites:
         threading.Thread(target=site.serve_forever, daemon=True).start()
     allowed, other = (f"{host}:{site.server_address[1]}" for site in sites)
-    settings = {"TOOLSERVER_WEB__ALLOW_PRIVATE": f'["{allowed}"]'}
+    settings = {"TOOLSERVER_EGRESS__ALLOW_PRIVATE": f'["{allowed}"]'}
     server = ServerProcess(request.param, tmp_path_factory.mktemp(f"web-{request.param}"), settings).start()
     yield Place(server, allowed, other)
     server.end()
