@@ -67,7 +67,7 @@ class ToolServerSettings(Section):
     breaker_reset_s: float = Field(15.0, gt=0)
     max_observation_chars: int = Field(12_000, ge=500)
     runtime: RuntimeName = "auto"  # of an embedded one
-    egress: EgressMode = "none"  # open: the web tools may reach public addresses; code never has a network
+    egress: EgressMode = "none"  # open: tools, and code that runs in them, may reach public addresses
     start_s: float = Field(60.0, gt=0)  # how long an embedded one may take until it is ready
 
 

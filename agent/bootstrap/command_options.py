@@ -16,7 +16,7 @@ RuntimeOption = Annotated[
     str | None, typer.Option("--runtime", help="Sandboxes of a ToolServer started here: auto, docker, bubblewrap.")
 ]
 EgressOption = Annotated[
-    str | None, typer.Option("--egress", help="open: the web tools may reach public addresses. Default: none.")
+    str | None, typer.Option("--egress", help="open: tools and their code may reach public addresses. Default: none.")
 ]
 UsdOption = Annotated[float | None, typer.Option("--max-usd", help="Stop before the run costs more dollars.")]
 TokensOption = Annotated[int | None, typer.Option("--max-tokens", help="Stop before the run uses more tokens.")]

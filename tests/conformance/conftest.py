@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -29,8 +29,12 @@ def make_runtime(name: str, server_id: str, state_dir: Path, settings: RuntimeSe
     settings = settings or RuntimeSettings()
     if name == "fake":
         return FakeRuntime(server_id, state_dir, settings, server=scripted)
-    kind = {"docker": DockerRuntime, "gvisor": DockerRuntime, "bubblewrap": BubblewrapRuntime}[name]
-    return kind(server_id, state_dir, settings)
+    kinds: dict[str, Callable[..., SandboxRuntime]] = {
+        "docker": DockerRuntime,
+        "gvisor": DockerRuntime,
+        "bubblewrap": BubblewrapRuntime,
+    }
+    return kinds[name](server_id, state_dir, settings)
 
 
 class Bench:

@@ -39,7 +39,7 @@ async def examine(settings: Settings) -> dict[str, Any]:
         checks.insert(0, check("sandboxes", "can't be started", str(why), problem=True))
     else:
         name = runtime.name
-        checks[:0] = await _runtime_checks(runtime, weaker)
+        checks[:0] = await _runtime_checks(runtime, weaker, settings.egress.max_mode)
         isolation = runtime.isolation()
         await runtime.close()
     if name == "docker" and not any(one.state == "problem" for one in checks):
@@ -55,7 +55,7 @@ async def examine(settings: Settings) -> dict[str, Any]:
     }
 
 
-async def _runtime_checks(runtime: SandboxRuntime, weaker: str | None) -> list[Check]:
+async def _runtime_checks(runtime: SandboxRuntime, weaker: str | None, egress: str) -> list[Check]:
     try:
         await runtime.open()
         await runtime.check()
@@ -66,8 +66,19 @@ async def _runtime_checks(runtime: SandboxRuntime, weaker: str | None) -> list[C
         if what not in ("runtime", "network"):
             holds = how in ("gvisor", "shared") or how.startswith("enforced")
             checks.append(check(f"sandboxes: {what}", how, "" if holds else _ADVICE.get(what, "Use Docker.")))
+    checks.append(await _egress(runtime, egress))
     facts = runtime.facts()
     return checks + (engine_checks(facts) if facts else [])
+
+
+async def _egress(runtime: SandboxRuntime, max_mode: str) -> Check:
+    if max_mode == "none":
+        return check("egress", "off: egress.max_mode is none")
+    try:
+        problem = await runtime.egress_problem()
+    except RuntimeUnavailable as why:
+        problem = str(why)
+    return check("egress", f"sessions get {max_mode} at most" if problem is None else "does not work", problem or "")
 
 
 def _images(settings: Settings) -> Check:

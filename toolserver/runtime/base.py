@@ -187,6 +187,10 @@ class SandboxRuntime(ABC):
         sandbox. Raises RuntimeUnavailable.
         """
 
+    async def egress_problem(self) -> str | None:
+        """Why the egress proxy can't be started here, and what to do; None: nothing is known. Raises RuntimeUnavailable."""
+        return None
+
     def door_folder(self, sandbox_id: str) -> str | None:
         """Where the proxy has to make the doors of a sandbox whose spec has `egress` or `door`; None: its usual place."""
         del sandbox_id

@@ -60,6 +60,7 @@ OUR_IMAGES = "toolcrib/"
 PER_NAMESPACE_LIMITS = (5, 14)  # the kernel that counts RLIMIT_NPROC by user namespace
 _PROXY = "egress-proxy"
 _PROXY_COMMAND = ("python3", "-I", "-S", f"{IMAGES_IN_SANDBOX}/egress/proxy.py")
+_PROXY_PACKAGES = ("python3", "-I", "-c", "import cryptography, h11; print('ready')")
 _PROBE = ("python3", "-I", "-S", "-c", "import json, socket, ssl; print('ready')")
 
 
@@ -129,9 +130,18 @@ class BubblewrapRuntime(SandboxRuntime):
         return True
 
     async def _probe(self, program: Program) -> None:
-        """Start one for real: kernels and distributions forbid namespaces in ways that only trying tells."""
+        """Start one for real: kernels and distributions forbid namespaces in ways that only trying tells. Raises RuntimeUnavailable."""
+        said, log = await self._said_by(program, _PROBE)
+        if said.strip() != b"ready":
+            raise RuntimeUnavailable(why_not(log, root=self._root))
+
+    async def _says_ready(self, program: Program, command: tuple[str, ...]) -> bool:
+        return (await self._said_by(program, command))[0].strip() == b"ready"
+
+    async def _said_by(self, program: Program, command: tuple[str, ...]) -> tuple[bytes, str]:
+        """The first word of a sandbox of its own, and its log."""
         name = self._probe_name
-        spec = SandboxSpec(name, name, "probe", OUR_IMAGES + "probe", _PROBE, Limits(256, 1, 64, 64))
+        spec = SandboxSpec(name, name, "probe", OUR_IMAGES + "probe", command, Limits(256, 1, 64, 64))
         await self._create_workspace(name, spec.limits.disk_mb)
         try:
             sandbox = await self._start(spec, program)
@@ -142,8 +152,7 @@ class BubblewrapRuntime(SandboxRuntime):
                 said = b""
             finally:
                 end = await sandbox.remove()
-            if said.strip() != b"ready":
-                raise RuntimeUnavailable(why_not(end.log_tail, root=self._root))
+            return said, end.log_tail
         finally:
             await self.delete_workspace(name)
 
@@ -225,6 +234,13 @@ class BubblewrapRuntime(SandboxRuntime):
         finally:
             if seccomp is not None:
                 os.close(seccomp)
+
+    async def egress_problem(self) -> str | None:
+        await self.check()
+        assert self._program is not None  # noqa: S101 - check made it
+        if await self._says_ready(self._program, _PROXY_PACKAGES):
+            return None
+        return "The Python of the sandboxes lacks its packages: pip install 'toolcrib[sandbox]'"
 
     def door_folder(self, sandbox_id: str) -> str | None:
         return f"{DOORS_FOLDER}/{checked_id(sandbox_id)}"

@@ -86,6 +86,20 @@ class DockerEgress:
         made = self._running[spec.sandbox_id] = DockerSandbox(spec, self._containers, container, stream, self._forget)
         return made
 
+    async def problem(self) -> str | None:
+        """Why it can't be started, of what can be seen without. Raises RuntimeUnavailable."""
+        try:
+            await self._engine.image(f"{EGRESS_IMAGE}:{version('toolcrib')}")
+        except (NotInEngine, Refused):
+            return "Its image is not built: toolserver images build egress"
+        try:
+            await self._engine.call(lambda client: client.inspect_network(self._network))
+        except (NotInEngine, Refused):
+            return (
+                f"The engine has no network {self._network}: set TOOLSERVER_EGRESS__DOCKER_NETWORK to one that it has."
+            )
+        return None
+
     def _forget(self, sandbox: Sandbox) -> None:
         self._running.pop(sandbox.spec.sandbox_id, None)
 

@@ -252,6 +252,9 @@ class DockerRuntime(SandboxRuntime):
             undo=lambda made: made.remove(),
         )
 
+    async def egress_problem(self) -> str | None:
+        return await self._egress.problem()
+
     async def lacks(self, image: str, reference: str, host_programs: tuple[str, ...]) -> str | None:
         del host_programs
         try:
