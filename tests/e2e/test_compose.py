@@ -108,6 +108,26 @@ def test_an_agent_outside_completes_the_demo_against_it(composed: Composed, tmp_
     assert (Path(result["folder"]) / "workspace" / "climate.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_session_reaches_out_through_the_proxy_and_nothing_of_it_stays(composed: Composed) -> None:
+    """The server knows no path of the engine's host: doors are in a volume that the engine names."""
+    code = """
+import urllib.error, urllib.request
+print(urllib.request.urlopen("http://egress.toolcrib/ready", timeout=30).status)
+try:
+    urllib.request.urlopen("http://169.254.169.254/", timeout=30)
+except urllib.error.HTTPError as refused:
+    print(refused.code, refused.headers["X-Toolcrib-Denied"])
+"""
+    with httpx.Client(base_url=composed.url, headers=composed.auth(), timeout=120, trust_env=False) as client:
+        made = client.post("/v1/sessions", json={"images": ["workspace"], "egress": {"mode": "open"}})
+        assert made.status_code == 201, made.text
+        path = f"/v1/sessions/{made.json()['id']}/tools/python_execute"
+        answer = client.post(path, json={"arguments": {"code": code}, "wait_s": 60})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["structured"]["stdout"] == "204\n403 private_address\n"
+        assert client.delete(f"/v1/sessions/{made.json()['id']}").status_code == 204
+
+
 def _containers(sandbox: str) -> str:
     listed = ["docker", "ps", "-aq", "--filter", f"label=toolcrib.sandbox={sandbox}"]
     return subprocess.run(listed, capture_output=True, text=True, check=True).stdout
