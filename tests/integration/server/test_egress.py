@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,6 +22,22 @@ import pytest
 
 from tests.server_process import ServerProcess
 from toolserver.app import server_id
+
+WHEEL = "tiny-1.0-py3-none-any.whl"
+
+
+def _wheel() -> bytes:
+    """A package for pip, as small as one can be."""
+    made = io.BytesIO()
+    about = "tiny-1.0.dist-info"
+    with zipfile.ZipFile(made, "w") as whole:
+        whole.writestr("tiny.py", "NAME = 'tiny'\n")
+        whole.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
+        whole.writestr(
+            f"{about}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        whole.writestr(f"{about}/RECORD", f"tiny.py,,\n{about}/METADATA,,\n{about}/WHEEL,,\n{about}/RECORD,,\n")
+    return made.getvalue()
 
 
 class _Site(BaseHTTPRequestHandler):
@@ -37,8 +55,14 @@ class _Site(BaseHTTPRequestHandler):
                     time.sleep(0.1)
             except OSError:
                 return
-        body = b"the site says hello" if self.path != "/much" else b"m" * (3 << 20)
+        pages = {
+            "/much": b"m" * (3 << 20),
+            f"/{WHEEL}": _wheel(),
+            "/simple/tiny/": f'<a href="/{WHEEL}">{WHEEL}</a>'.encode(),
+        }
+        body = pages.get(self.path, b"the site says hello")
         self.send_response(200)
+        self.send_header("Content-Type", "text/html")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -324,12 +348,23 @@ def test_a_killed_server_goes_on_with_the_same_doors(place: Place) -> None:
     place.server.wait_no_leftovers(session)
 
 
-def test_curl_and_pip_go_through_it(place: Place) -> None:
-    if place.server.runtime == "docker":
-        pytest.skip("the image has neither")
-    if shutil.which("curl") is None:
-        pytest.skip("this machine has no curl")
+@pytest.mark.parametrize("program", ["curl", "pip"])
+def test_other_programs_go_through_it(place: Place, program: str) -> None:
+    with_it = shutil.which("curl") if place.server.runtime == "bubblewrap" else None  # it has the host's programs
+    if program == "curl" and with_it is None:
+        pytest.skip("the sandbox has no curl")
     session = place.session(place.allow())
-    answer = place.call(session, "shell_execute", command=f"curl -sS http://{place.site}/")
-    assert "hello" in answer.text
+    if program == "curl":
+        assert "hello" in place.call(session, "shell_execute", command=f"curl -sS http://{place.site}/").text
+    else:
+        host = place.site.split(":")[0]
+        install = (
+            f"python3 -m pip install --index-url http://{place.site}/simple --trusted-host {host} --target lib tiny"
+        )
+        answer = place.call(session, "shell_execute", command=install)
+        assert answer.status_code == 200, answer.text
+        assert (
+            place.python(session, "import sys; sys.path.insert(0, '/workspace/lib'); import tiny; tiny.NAME").strip()
+            == "'tiny'"
+        )
     place.client.delete(f"/v1/sessions/{session}")
