@@ -128,7 +128,8 @@ def test_after_kill_9_the_spares_are_gone_and_the_pool_fills_again(
 ) -> None:
     with server.client() as client:
         until_ready(client)
-    before = {one.name for one in of_this_server(server, engine)}
+    # the volume with the doors to the egress proxy is the next server's too
+    before = {one.name for one in of_this_server(server, engine) if not one.name.endswith("-egress")}
     server.kill()
     assert {one.name for one in of_this_server(server, engine)} & before
     server.start()
