@@ -111,9 +111,9 @@ def groups(template: str) -> list[str | list[str]]:
 
 
 def command(
-    name: str, template: str, stdin: str | None, output: str, description: str | None, schema: Path | None
+    template: str, stdin: str | None, output: str, description: str | None, schema: Path | None
 ) -> dict[str, Any]:
-    """`commands` of an entry of kind cli."""
+    """One of the `commands` of an entry of kind cli."""
     if not description:
         fail("a command-line tool needs --description: what it does, in words for the model")
     told: dict[str, Any] = {"description": description, "argv": groups(template), "stdin": stdin, "output": output}
@@ -122,7 +122,7 @@ def command(
             told["input_schema"] = json.loads(schema.read_text("utf-8"))
         except (OSError, ValueError) as problem:
             fail(f"--input-schema {schema}: {problem}")
-    return {name: told}
+    return told
 
 
 def entry_of(fields: dict[str, Any]) -> ToolEntry:

@@ -54,7 +54,7 @@ def check_image(
     report = _of_facts(facts, approval)
     secrets_of(entry)
     with alone(settings.state_dir):
-        asyncio.run(_Trial(settings, name, entry, facts, approval, report).run())
+        asyncio.run(_Trial(settings, name, entry, facts, approval=approval, report=report).run())
     return report
 
 
@@ -95,6 +95,7 @@ class _Trial:
         name: str,
         entry: ToolEntry,
         facts: ImageFacts,
+        *,
         approval: Approval | None,
         report: list[Finding],
     ) -> None:
