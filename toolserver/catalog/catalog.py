@@ -84,13 +84,13 @@ class Catalog:
 
     def take_up(self, rows: Iterable[ToolImageRow], settings: Mapping[str, ToolEntry]) -> set[str]:
         """Offer what was added and approved, and no more than that. The names of images whose sandboxes are not right any more."""
-        builtin = [image for image in self.images.values() if image.origin == "builtin"]
+        builtin = [image for image in self.images.values() if image.name not in self.added]
         found = {one.name: one for one in load_added(rows, settings, builtin)}
         before = {name: one.key() for name, one in self.added.items()}
+        for name in self.added:
+            self.images.pop(name, None)
         self.added.clear()
         self.added.update(found)
-        for name in [name for name, image in self.images.items() if image.origin == "added"]:
-            del self.images[name]
         self.images.update({name: one.image for name, one in found.items() if one.image is not None})
         after = {name: one.key() for name, one in found.items()}
         return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}

@@ -65,9 +65,11 @@ class AddedImages:
     def seen(self, name: str, listed: list[dict[str, Any]]) -> str | None:
         """Told of what a sandbox of an added image offers. Why it must not be used, if it must not: it is not what was approved."""
         one = self._catalog.added.get(name)
-        approval = one.row.approval if one is not None and one.row is not None else None
-        if one is None or approval is None or one.image is None:
-            return one.reason if one is not None else f"The image {name} was removed."
+        if one is None:
+            return None if name in self._catalog.images else f"The image {name} was removed."
+        approval = one.row.approval if one.row is not None else None
+        if approval is None or one.image is None:
+            return one.reason
         if pin(listed) == pin(approval.listed):
             return None
         drift = Drift(listed=listed)
