@@ -6,16 +6,14 @@ Environment: `TOOLSERVER_SECTION__KEY`, for example `TOOLSERVER_RUNTIME__NAME=do
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from toolserver.egress.policy import EgressPolicy
-from toolserver.tool_entry import NAME, RESERVED, ToolEntry
 
 MIN_CPUS = 0.01  # the least that a container engine can share out
 
@@ -35,6 +33,8 @@ class HttpSettings(Section):
     max_streams: int = Field(64, ge=1)  # event streams open at a time
     max_streams_per_tenant: int = Field(32, ge=1)
     drain_s: float = Field(5.0, ge=0)  # how long a shutdown waits for running calls
+    allowed_hosts: tuple[str, ...] = ()  # names in the Host header of requests to /mcp, beside addresses and localhost
+    allowed_origins: tuple[str, ...] = ()  # web pages that may use /mcp, as "https://host[:port]"
 
 
 class RuntimeSettings(Section):
@@ -166,6 +166,23 @@ class EgressSettings(Section):
         return self
 
 
+class McpSettings(Section):
+    """`/mcp`. `egress` and, for the mode allow, `egress_allow` are those of the sessions that MCP clients work in."""
+
+    egress: Literal["none", "allow", "open"] = "none"
+    egress_allow: tuple[str, ...] = ()
+    page_tools: int = Field(200, ge=1)  # tools in one answer of tools/list
+    max_listeners: int = Field(128, ge=1)  # streams for changes of the tool list, open at a time
+    max_listeners_per_tenant: int = Field(64, ge=1)
+
+    @model_validator(mode="after")
+    def _rules_are_readable(self) -> Self:
+        EgressPolicy("allow", self.egress_allow)
+        if self.egress_allow and self.egress != "allow":
+            raise ValueError('egress_allow goes with egress "allow"')
+        return self
+
+
 class WebSettings(Section):
     """The `web` tool image."""
 
@@ -197,20 +214,10 @@ class Settings(BaseSettings):
     snapshot: SnapshotSettings = SnapshotSettings()
     journal: JournalSettings = JournalSettings()
     egress: EgressSettings = EgressSettings()
+    mcp: McpSettings = McpSettings()
     web: WebSettings = WebSettings()
     log: LogSettings = LogSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
-    tools: dict[str, ToolEntry] = Field(default_factory=dict)  # added images, by name
-
-    @field_validator("tools")
-    @classmethod
-    def _names(cls, tools: dict[str, ToolEntry]) -> dict[str, ToolEntry]:
-        for name in tools:
-            if re.fullmatch(NAME, name) is None or name in RESERVED:
-                raise ValueError(
-                    f"{name[:60]!r} is no name for an added image: small letters, digits and '-', not one of the server's own"
-                )
-        return tools
 
     @classmethod
     def settings_customise_sources(
@@ -246,7 +253,7 @@ def unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]
     sections = {
         f"TOOLSERVER_{name.upper()}"
         for name, kind in Settings.model_fields.items()
-        if name == "tools" or (isinstance(kind.annotation, type) and issubclass(kind.annotation, Section))
+        if isinstance(kind.annotation, type) and issubclass(kind.annotation, Section)
     }
     names = os.environ if environment is None else environment
     unknown = (name for name in names if name.upper().startswith("TOOLSERVER_") and "__" in name)

@@ -36,7 +36,8 @@ def session_of(client: httpx.Client) -> str:
 
 def check_answer(answer: httpx.Response, asked: str) -> None:
     if answer.status_code >= 400:
-        code = answer.json()["detail"]["code"]
+        body = answer.json()
+        code = (body["detail"] if "detail" in body else body["error"].get("data") or {}).get("code")
         if answer.status_code == 500:
             assert code in BY_ITS_TOOL, f"{asked}: {answer.text}"
         elif answer.status_code > 450:

@@ -9,7 +9,8 @@ import pytest
 from pydantic import BaseModel
 
 from agent.settings import Settings as AgentSettings
-from toolserver.api.application import ROUTES
+from toolserver.api.application import routes
+from toolserver.api.mcp import McpEndpoint
 from toolserver.app import ToolServer
 from toolserver.errors import CODES
 from toolserver.runtime.fake_runtime import FakeRuntime
@@ -31,7 +32,7 @@ def test_every_route_is_documented() -> None:
     documented = {
         (m, p.split("?")[0]) for m, p in re.findall(r"`(GET|POST|PUT|DELETE) (/[^`]*)`", text.split("## Sessions")[0])
     }
-    served = {(r.method, re.sub(r":\w+}", "}", r.path)) for r in ROUTES} | {("GET", "/openapi.json")}
+    served = {(r.method, re.sub(r":\w+}", "}", r.path)) for r in routes(McpEndpoint())} | {("GET", "/openapi.json")}
     assert documented == served
 
 

@@ -15,9 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from toolserver.api import calls, files, health, later, sessions, snapshots, tools, wire
+from toolserver.api import calls, files, health, sessions, snapshots, tools, wire
 from toolserver.api.answers import handle, json_answer
 from toolserver.api.edge import Edge
+from toolserver.api.mcp import McpEndpoint
 from toolserver.api.openapi import Described, document
 from toolserver.api.services import Services, caller
 from toolserver.errors import RuntimeUnavailable, StoreUnavailable, ToolServerError
@@ -56,7 +57,7 @@ _CALL = Route(
     body=wire.CallBody,
     events=True,
 )
-ROUTES = (
+_ROUTES = (
     Route("GET", "/healthz", "Whether the process answers; without a key", endpoint=health.alive),
     Route("GET", "/readyz", "Whether work can be taken, and why not", endpoint=health.ready),
     Route("GET", "/metrics", "Metrics in the Prometheus text format", endpoint=health.metrics),
@@ -97,8 +98,16 @@ ROUTES = (
     Route("DELETE", f"{_SESSION}/snapshots/{{snapshot_id}}", "Forget a snapshot", endpoint=snapshots.remove),
     Route("GET", f"{_SESSION}/diff", "Compare two snapshots", endpoint=snapshots.diff, query=wire.DiffQuery),
     Route("POST", f"{_SESSION}/restore", "Go back to a snapshot", endpoint=snapshots.restore, body=wire.RestoreBody),
-    *(Route(method, "/mcp", "Not yet: the tools over MCP", endpoint=later.mcp) for method in ("GET", "POST", "DELETE")),
 )
+
+
+def routes(mcp: McpEndpoint) -> tuple[Route, ...]:
+    return (
+        *_ROUTES,
+        Route("POST", "/mcp", "The tools over MCP: a JSON-RPC message", endpoint=mcp.post, events=True, rpc=True),
+        Route("GET", "/mcp", "What an MCP session is told unasked", endpoint=mcp.get, events=True, rpc=True),
+        Route("DELETE", "/mcp", "End an MCP session", endpoint=mcp.delete, rpc=True),
+    )
 
 
 def _without_query(endpoint: Endpoint) -> Endpoint:
@@ -114,13 +123,15 @@ def _without_query(endpoint: Endpoint) -> Endpoint:
 
 
 def application(services: Services, version: str) -> ASGIApp:
+    served = routes(McpEndpoint())
+
     async def openapi(request: Request) -> Response:
         caller(request, "read")
-        return json_answer(document(ROUTES, version))
+        return json_answer(document(served, version))
 
     table: list[routing.BaseRoute] = [
         routing.Route(r.path, r.endpoint if r.query is not None else _without_query(r.endpoint), methods=[r.method])
-        for r in (_CALL, *ROUTES)  # the hot path first
+        for r in (_CALL, *served)  # the hot path first
     ]
     table.append(routing.Route("/openapi.json", openapi))
     router = APIRouter(routes=table, redirect_slashes=False)

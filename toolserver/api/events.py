@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,6 +20,7 @@ from toolserver.telemetry.metrics import Metrics
 from toolserver.telemetry.trace import trace_id
 
 MEDIA_TYPE = "text/event-stream"
+QUIET = b": nothing new\n\n"
 _QUALITY = re.compile(r"\s*q\s*=\s*(0(?:\.\d{0,3})?|1(?:\.0{0,3})?)\s*")
 _OFFSET = re.compile(r"[0-9]{1,15}")
 
@@ -29,12 +30,13 @@ def wanted(request: Request) -> bool:
     given = request.headers.getlist("accept")
     if not given or not any("event-stream" in accept.lower() for accept in given):
         return False
-    found = _qualities(",".join(given))
+    found = qualities(",".join(given))
     events = found.get(MEDIA_TYPE, 0.0)
     return events > 0 and events >= found.get("application/json", 0.0)
 
 
-def _qualities(accept: str) -> dict[str, float]:
+def qualities(accept: str) -> dict[str, float]:
+    """What an Accept header names, each with its weight."""
     found: dict[str, float] = {}
     for part in accept.split(","):
         kind, *parameters = part.split(";")
@@ -90,18 +92,24 @@ class Streams:
         self._metrics.count("toolserver_streamed_bytes_total", size)
 
 
-class EventStream(Response):
-    """Sends events until they end or the client goes. Either way the call is none the wiser."""
+class ByteStream(Response):
+    """Sends what it is given until that ends or the client goes, within a place of its tenant's among the open streams."""
 
     media_type = MEDIA_TYPE
 
     def __init__(
-        self, events: AsyncIterator[Event | None], streams: Streams, tenant: str, headers: Mapping[str, str]
+        self,
+        parts: AsyncIterator[bytes],
+        streams: Streams,
+        tenant: str,
+        headers: Mapping[str, str],
+        *,
+        on_leave: Callable[[], None] = lambda: None,
     ) -> None:
-        """Takes over the tenant's place that was taken in `streams`, and gives it back."""
+        """Takes over the tenant's place that was taken in `streams`, and gives it back. `on_leave`: the client went first."""
         super().__init__(None, 200, {"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers})
         del self.headers["content-length"]
-        self._events, self._streams, self._tenant = events, streams, tenant
+        self._parts, self._streams, self._tenant, self._on_leave = parts, streams, tenant, on_leave
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         del scope
@@ -110,6 +118,8 @@ class EventStream(Response):
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            if not sending.done():
+                self._on_leave()
             for task in (sending, leaving):
                 task.cancel()
             await asyncio.wait({sending, leaving})
@@ -119,19 +129,27 @@ class EventStream(Response):
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        try:
-            async for event in self._events:
-                await self._put(send, b": nothing new\n\n" if event is None else _written(event))
-        except TimeoutError:  # it has not read for long; it can come back and go on
-            raise
-        except Exception as problem:  # noqa: BLE001 - the stream must end with an outcome
-            answer = Answer.refusal(as_error(problem), trace_id())
-            await self._put(send, _written(live.outcome(answer)))
+        async for data in self._parts:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+            self._streams.sent(len(data))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _put(self, send: Send, data: bytes) -> None:
-        await send({"type": "http.response.body", "body": data, "more_body": True})
-        self._streams.sent(len(data))
+
+class EventStream(ByteStream):
+    """The events of a call. When the client goes the call is none the wiser."""
+
+    def __init__(
+        self, events: AsyncIterator[Event | None], streams: Streams, tenant: str, headers: Mapping[str, str]
+    ) -> None:
+        super().__init__(_encoded(events), streams, tenant, headers)
+
+
+async def _encoded(events: AsyncIterator[Event | None]) -> AsyncIterator[bytes]:
+    try:
+        async for event in events:
+            yield QUIET if event is None else _written(event)
+    except Exception as problem:  # noqa: BLE001 - the stream must end with an outcome
+        yield _written(live.outcome(Answer.refusal(as_error(problem), trace_id())))
 
 
 def _written(event: Event) -> bytes:

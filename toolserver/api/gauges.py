@@ -20,6 +20,10 @@ def describe(metrics: Metrics, services: Services, executor: Executor) -> None:
     _describe_pool(metrics, registry.pool)
     metrics.counter("toolserver_streamed_bytes_total", "Bytes of event streams.")
     metrics.gauge("toolserver_streams_open", "Event streams that are open now.", lambda: streams.open)
+    listeners = services.listeners
+    metrics.gauge(
+        "toolserver_mcp_listeners_open", "Streams of /mcp for changes that are open now.", lambda: listeners.open
+    )
     metrics.gauges("toolserver_sessions", "Sessions by state.", "state", registry.by_state)
     metrics.gauge("toolserver_calls_running", "Calls that run now.", lambda: len(executor.admission.held()))
     metrics.gauges(

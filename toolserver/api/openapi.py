@@ -24,6 +24,7 @@ class Described:
     body: type[wire.WireModel] | None = None
     query: type[wire.WireModel] | None = None
     events: bool = False  # the answer can also be had as a stream of events
+    rpc: bool = False  # JSON-RPC messages are taken and answered
 
 
 def document(routes: Sequence[Described], version: str) -> dict[str, Any]:
@@ -57,7 +58,7 @@ def _described(route: Described) -> dict[str, Any]:
             for name, part in schema.get("properties", {}).items()
         ]
     statuses = sorted({meaning.status for meaning in CODES.values()})
-    shape = {"application/json": {"schema": _ERROR_SCHEMA}}
+    shape = {"application/json": {"schema": {"oneOf": [_ERROR_SCHEMA, _RPC_SCHEMA]} if route.rpc else _ERROR_SCHEMA}}
     described: dict[str, Any] = {
         "parameters": parameters,
         "responses": {str(status): {"description": _codes_of(status), "content": shape} for status in statuses},
@@ -66,8 +67,12 @@ def _described(route: Described) -> dict[str, Any]:
         told = (
             "The outcome; as events, `outcome` is the last one and carries the status that the answer would have had."
         )
+        if route.rpc:
+            told = "The answer in JSON-RPC, whole or as events."
         kinds = {kind: {"schema": {"type": shown}} for kind, shown in _EVENT_KINDS.items()}
         described["responses"]["200"] = {"description": told, "content": kinds}
+    if route.rpc and route.method == "POST":
+        described["requestBody"] = {"content": {"application/json": {"schema": {"type": "object"}}}}
     if route.body is not None:
         content = {"application/json": {"schema": _inlined(route.body.model_json_schema())}}
         described["requestBody"] = {"content": content}
@@ -93,6 +98,19 @@ _ERROR_SCHEMA = {
                 "trace_id": {"type": "string"},
             },
         }
+    },
+}
+_RPC_SCHEMA = {
+    "type": "object",
+    "required": ["jsonrpc", "error"],
+    "properties": {
+        "jsonrpc": {"const": "2.0"},
+        "id": {"type": ["string", "integer", "null"]},
+        "error": {
+            "type": "object",
+            "required": ["code", "message"],
+            "properties": {"code": {"type": "integer"}, "message": {"type": "string"}},
+        },
     },
 }
 

@@ -85,6 +85,8 @@ class Readiness:
 
 @dataclass(frozen=True)
 class Services:
+    """`streams` are those of calls, `listeners` those of MCP clients that wait for changes."""
+
     settings: Settings
     runtime: SandboxRuntime
     catalog: Catalog
@@ -96,6 +98,7 @@ class Services:
     readiness: Readiness
     metrics: Metrics
     streams: Streams
+    listeners: Streams
     observer: RequestObserver
     journal: Journal
 

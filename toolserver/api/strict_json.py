@@ -66,6 +66,14 @@ def read_object(raw: bytes) -> dict[str, Any]:
     """The JSON object in a request body; an empty body is an empty object. Raises invalid_arguments."""
     if not raw.strip():
         return {}
+    value = read_value(raw)
+    if not isinstance(value, dict):
+        raise invalid("", "the body must be a JSON object")
+    return value
+
+
+def read_value(raw: bytes) -> Any:
+    """The JSON value in a request body. Raises invalid_arguments."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as problem:
@@ -80,8 +88,6 @@ def read_object(raw: bytes) -> dict[str, Any]:
     suspicious = reader.bad or "\\u" in text or text.count("[") + text.count("{") > MAX_DEPTH
     if suspicious and (errors := _errors(value)):
         raise invalid_all(errors)
-    if not isinstance(value, dict):
-        raise invalid("", "the body must be a JSON object")
     return value
 
 

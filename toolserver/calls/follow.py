@@ -82,6 +82,11 @@ class CallDesk:
         """The call, or its answer. Raises call_not_found."""
         return await self._executor.look_up(tenant, call_id, 0)
 
+    def running(self, tenant: str, call_id: str) -> RunningCall | None:
+        """The call, as long as it has no outcome."""
+        call = self._executor.admission.find(tenant, call_id)
+        return None if call is None or call.answer.done() else call
+
     async def events(
         self, tenant: str, came: Answer | RunningCall, offset: int, wait_s: float | None
     ) -> AsyncIterator[Event | None]:

@@ -158,10 +158,6 @@ async def test_files_still_work_after_the_sandbox_died(crib: Crib) -> None:
     assert (await crib.client.get(base + "a")).content == b"kept"
 
 
-async def test_mcp_is_not_implemented_yet(crib: Crib) -> None:
-    detail(await crib.client.post("/mcp", json={}), 501, "not_implemented")
-
-
 async def test_an_image_that_makes_no_snapshots_says_so(crib: Crib) -> None:
     base = f"/v1/sessions/{await crib.session()}"
     detail(await crib.client.post(base + "/snapshots", json={}), 501, "not_implemented")

@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from tests.unit.toolserver.crib import Crib, detail, running, settings
-from toolserver.api.application import ROUTES
+from toolserver.api.application import routes
+from toolserver.api.mcp import McpEndpoint
 from toolserver.store import keys, tenants
 
 
@@ -137,15 +138,18 @@ async def test_each_route_needs_the_scope_that_is_documented(crib: Crib, method:
     holders = {"metrics": {"metrics", "admin"}, "read": {"read", "use", "admin"}, "use": {"use", "admin"}}[scope]
     for held in ("metrics", "read", "use", "admin"):
         async with with_key(crib, "t", held) as client:
-            answer = await client.request(method, path, json=body)
+            answer = await client.request(method, path, json=body, headers={"Host": "localhost"})
         assert (answer.status_code != 403) == (held in holders), (held, answer.text)
         if held not in holders:
-            assert scope in detail(answer, 403, "forbidden")["message"]
+            told = answer.json()["error"]["data"] if path == "/mcp" else detail(answer, 403, "forbidden")
+            assert (told["code"], scope in told["message"]) == ("forbidden", True)
 
 
 def test_every_route_has_a_documented_scope() -> None:
     documented = {(method, path) for method, path, _ in routes_with_scopes()}
-    assert documented == {(r.method, r.path.replace(":anypath", "")) for r in ROUTES} | {("GET", "/openapi.json")}
+    assert documented == {(r.method, r.path.replace(":anypath", "")) for r in routes(McpEndpoint())} | {
+        ("GET", "/openapi.json")
+    }
 
 
 async def test_what_belongs_to_another_tenant_does_not_exist(crib: Crib) -> None:
