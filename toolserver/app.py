@@ -33,6 +33,8 @@ from toolserver.errors import JournalUnavailable, RequirementMissing, StartRefus
 from toolserver.journal.journal import Journal
 from toolserver.journal.segments import folder_of
 from toolserver.runtime.base import SandboxRuntime
+from toolserver.sandbox.eras import Eras
+from toolserver.sessions.added_images import AddedImages
 from toolserver.sessions.doors import Owner
 from toolserver.sessions.keep import keep_workspaces
 from toolserver.sessions.optional_images import OptionalImages
@@ -91,6 +93,7 @@ class ToolServer:
         self.call_journal = CallJournal(self.journal)
         self.quotas = Quotas(settings.session, settings.tenant)
         self.boot = boot.boot_id()
+        self.added_images = AddedImages(self.catalog, self.database, self.journal, settings.tools)
         self.registry = Registry(
             settings,
             runtime,
@@ -102,7 +105,10 @@ class ToolServer:
             claimed=self._count_claim,
             hot=self._runs_hot,
             boot=self.boot,
+            eras=Eras(self.added_images.learned),
+            tools_seen=self.added_images.seen,
         )
+        self.added_images.attach(self.registry)
         self.executor = Executor(
             settings.call,
             self.registry,
@@ -119,7 +125,7 @@ class ToolServer:
         self.snapshots = Snapshots(
             settings.snapshot, self.database, settings.state_dir / "snapshots", self.executor.admission.held_in
         )
-        self.reaper = Reaper(self.registry, self.database, self.optional_images)
+        self.reaper = Reaper(self.registry, self.database, self.optional_images, self.added_images)
         self.readiness = Readiness(runtime, self.database)
         self.authenticator = Authenticator(self.database)
         self.asgi: ASGIApp = application(self._services(), version("toolcrib"))
@@ -163,6 +169,7 @@ class ToolServer:
                     lambda c: close_gaps(c, self.journal, machine_lost=found.machine_lost), writes=False
                 )
                 self.database.run(lambda c: take_up(c, self.quotas), writes=False)
+                self.database.run(self.added_images.begin, writes=False)
             except JournalUnavailable as problem:
                 raise StartRefused(f"The calls journal can't be used: {problem}.") from problem
             except StoreUnavailable as problem:

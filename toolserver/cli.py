@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toolserver.commands import doctor, journal, keys, tenants
+from toolserver.commands import doctor, journal, keys, tenants, tools
 from toolserver.commands.doctor import RuntimeOption
 from toolserver.commands.terminal import (
     INTERRUPTED,
@@ -39,14 +39,13 @@ app = typer.Typer(
     help="Runs tools for AI agents in sandboxes, behind an HTTP API.",
 )
 sessions_app = typer.Typer(no_args_is_help=True, help="Sessions of a running server.")
-tools_app = typer.Typer(no_args_is_help=True, help="The tools that sessions can have.")
 images_app = typer.Typer(no_args_is_help=True, help="The container images of the tools.")
 _GROUPS = {
     "keys": keys.app,
     "tenants": tenants.app,
     "journal": journal.app,
     "sessions": sessions_app,
-    "tools": tools_app,
+    "tools": tools.app,
     "images": images_app,
 }
 for name, group in _GROUPS.items():
@@ -54,7 +53,6 @@ for name, group in _GROUPS.items():
 
 UrlOption = Annotated[str, typer.Option("--url", envvar="TOOLSERVER_URL", help="Address of the running server.")]
 KeyOption = Annotated[str, typer.Option("--key", envvar="TOOLSERVER_API_KEY", help="API key.", show_envvar=True)]
-_MAX_DESCRIPTION = 110
 DEFAULT_URL = "http://127.0.0.1:8500"
 
 
@@ -183,27 +181,6 @@ def sessions_remove(
         query = "?all_tenants=true" if all_tenants else ""
         _ask("DELETE", url, key, f"/v1/sessions/{quote(session_id, safe='')}{query}")
     show(as_json, {"removed": session_ids}, lambda: [f"{session_id} is removed" for session_id in session_ids])
-
-
-def _first_sentence(text: str) -> str:
-    sentence = text.strip().splitlines()[0].split(". ")[0].rstrip(".")
-    return sentence if len(sentence) <= _MAX_DESCRIPTION else sentence[:_MAX_DESCRIPTION].rsplit(" ", 1)[0] + " …"
-
-
-@tools_app.command("list")
-def tools_list(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """The tools of the catalog."""
-    from toolserver.catalog.catalog import Catalog
-
-    catalog = Catalog.load(load_settings(config))
-    found = catalog.tools(None)
-    rows = [["NAME", "IMAGE", "DESCRIPTION"]]
-    rows += [[tool.name, tool.image, _first_sentence(tool.description)] for tool in found]
-    show(
-        as_json, {"tools": [tool.as_json() for tool in found], "problems": list(catalog.problems)}, lambda: table(rows)
-    )
-    for problem in catalog.problems:
-        print(f"toolserver: {problem}", file=sys.stderr)
 
 
 @images_app.command("build")

@@ -6,14 +6,16 @@ Environment: `TOOLSERVER_SECTION__KEY`, for example `TOOLSERVER_RUNTIME__NAME=do
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from toolserver.egress.policy import EgressPolicy
+from toolserver.tool_entry import NAME, RESERVED, ToolEntry
 
 MIN_CPUS = 0.01  # the least that a container engine can share out
 
@@ -218,6 +220,17 @@ class Settings(BaseSettings):
     web: WebSettings = WebSettings()
     log: LogSettings = LogSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
+    tools: dict[str, ToolEntry] = Field(default_factory=dict)  # added images, by name
+
+    @field_validator("tools")
+    @classmethod
+    def _names(cls, tools: dict[str, ToolEntry]) -> dict[str, ToolEntry]:
+        for name in tools:
+            if re.fullmatch(NAME, name) is None or name in RESERVED:
+                raise ValueError(
+                    f"{name[:60]!r} is no name for an added image: small letters, digits and '-', not one of the server's own"
+                )
+        return tools
 
     @classmethod
     def settings_customise_sources(
@@ -253,7 +266,7 @@ def unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]
     sections = {
         f"TOOLSERVER_{name.upper()}"
         for name, kind in Settings.model_fields.items()
-        if isinstance(kind.annotation, type) and issubclass(kind.annotation, Section)
+        if name == "tools" or (isinstance(kind.annotation, type) and issubclass(kind.annotation, Section))
     }
     names = os.environ if environment is None else environment
     unknown = (name for name in names if name.upper().startswith("TOOLSERVER_") and "__" in name)

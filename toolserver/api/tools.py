@@ -12,7 +12,11 @@ from toolserver.api.services import caller, services
 
 async def listing(request: Request) -> Response:
     caller(request, "read")
-    return json_answer({"tools": [tool.as_json() for tool in services(request).catalog.tools(None)]})
+    catalog = services(request).catalog
+    withheld = [{"image": one.name, "state": one.state, "reason": one.reason} for one in catalog.withheld()]
+    return json_answer(
+        {"tools": [tool.as_json() for tool in catalog.tools(None)], **({"withheld": withheld} if withheld else {})}
+    )
 
 
 async def search(request: Request) -> Response:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
+from toolserver.catalog.added import AddedImage, drift_reason, load_added
 from toolserver.catalog.image import Tool, ToolImage
 from toolserver.catalog.manifest import ManifestProblem, load_image
-from toolserver.catalog.search import nearest, rank
+from toolserver.catalog.nearest import nearest
+from toolserver.catalog.search import ToolIndex
 from toolserver.catalog.secret import SecretSource
 from toolserver.catalog.session_tools import SESSION_TOOLS
 from toolserver.errors import Code, ToolServerError
 from toolserver.settings import Settings, WebSettings
+from toolserver.store.tool_images import Drift, ToolImageRow
+from toolserver.tool_entry import ToolEntry
 
 BRAVE_KEY = "TOOLCRIB_WEB_BRAVE_API_KEY"
 
@@ -23,12 +27,15 @@ class Catalog:
     """Read-only once loaded. The session tools (`session_tools.SESSION_TOOLS`) are no part of it: every session has them.
 
     problems: a sentence for each image that was refused, for the log and for `doctor`. absent: optional images that can't be
-    started here now, with what the operator can do; they are not in `images`.
+    started here now, with what the operator can do; they are not in `images`. added: what the operator added, those that are
+    withheld too; `images` follows it, while the server runs.
     """
 
     images: dict[str, ToolImage]
     problems: tuple[str, ...] = ()
     absent: dict[str, str] = field(default_factory=dict)
+    added: dict[str, AddedImage] = field(default_factory=dict)
+    index: ToolIndex = field(default_factory=ToolIndex)
 
     @classmethod
     def load(cls, settings: Settings, root: Traversable | None = None) -> Catalog:
@@ -60,6 +67,12 @@ class Catalog:
         for tool in tools:
             if tool.name == name:
                 return tool
+        if (withheld := self._withholding(name, images)) is not None:
+            raise ToolServerError(
+                Code.TOOL_NOT_FOUND,
+                f"The tool {name} can't be called now. {withheld.reason}",
+                extra={"suggestions": [], "image": withheld.name},
+            )
         near = nearest([tool.name for tool in (*tools, *SESSION_TOOLS)], name)
         shown = name if len(name) <= 80 else name[:80] + "…"
         advice = f"Did you mean {' or '.join(near[:3])}?" if near else "Ask for the list of tools to see what there is."
@@ -67,7 +80,40 @@ class Catalog:
 
     def search(self, query: str, k: int, images: Collection[str] | None = None) -> list[Tool]:
         """At most `k` tools that fit the words of `query`, best first; none when nothing fits."""
-        return rank(self.tools(images), query, k)
+        return self.index.rank(self.tools(), query, k, images)
+
+    def take_up(self, rows: Iterable[ToolImageRow], settings: Mapping[str, ToolEntry]) -> set[str]:
+        """Offer what was added and approved, and no more than that. The names of images whose sandboxes are not right any more."""
+        builtin = [image for image in self.images.values() if image.name not in self.added]
+        found = {one.name: one for one in load_added(rows, settings, builtin)}
+        before = {name: one.key() for name, one in self.added.items()}
+        for name in self.added:
+            self.images.pop(name, None)
+        self.added.clear()
+        self.added.update(found)
+        self.images.update({name: one.image for name, one in found.items() if one.image is not None})
+        after = {name: one.key() for name, one in found.items()}
+        return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+
+    def withhold(self, name: str, drift: Drift) -> str | None:
+        """Offer its tools no more, since it is not what was approved; why, or None when it is not offered anyway."""
+        one = self.added.get(name)
+        if one is None or one.row is None or one.image is None:
+            return None if one is None else one.reason
+        row = replace(one.row, drift=drift)
+        changed = replace(one, row=row, state="changed", image=None, reason=drift_reason(name, row))
+        self.added[name] = changed
+        self.images.pop(name, None)
+        return changed.reason
+
+    def withheld(self) -> list[AddedImage]:
+        return [one for one in self.added.values() if one.image is None]
+
+    def _withholding(self, name: str, images: Collection[str] | None) -> AddedImage | None:
+        return next(
+            (one for one in self.withheld() if (images is None or one.name in images) and name in one.names.values()),
+            None,
+        )
 
 
 def _image_folders(root: Traversable) -> list[Traversable]:

@@ -1,86 +1,132 @@
-"""Finds tools by words: for a model that looks for one, and for names that nearly fit. Lexical, no index: catalogs are small."""
+"""Finds tools by words, for a model that looks for one: BM25 over names, descriptions and arguments, by SQLite's FTS5.
+
+Why so: docs/decisions/tool-search.md.
+"""
 
 from __future__ import annotations
 
-import math
 import re
-from collections import Counter
-from collections.abc import Iterable
-from difflib import SequenceMatcher
+import sqlite3
+from collections.abc import Collection, Iterable
 
 from toolserver.catalog.image import Tool
+from toolserver.catalog.synonyms import SYNONYMS
 
 MAX_QUERY_CHARS = 1_000
 MAX_QUERY_WORDS = 40
 MAX_RESULTS = 50
-NAME_WEIGHT = 3.0
+# BM25's weights of the columns: name, description, names of arguments, descriptions of arguments, image
+WEIGHTS = "6.0, 3.0, 1.0, 0.4, 2.0"
+WEIGHT_OF_SYNONYMS = 0.35
+MAX_INDEXED_CHARS = 4_000  # of one description
 
 _WORD = re.compile(r"[^\W_]+")
-_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _EMPTY_WORDS = frozenset(
-    ("a", "an", "and", "are", "as", "at", "be", "by", "can", "do", "for", "from", "how", "i", "in", "into", "is", "it", "me", "my", "of", "on",
-     "or", "please", "that", "the", "this", "to", "use", "want", "what", "which", "with", "you")
+    ("a", "about", "all", "am", "an", "and", "any", "are", "as", "at", "be", "but", "by", "can", "could", "do", "does", "for", "from", "have",
+     "how", "i", "if", "in", "into", "is", "it", "its", "just", "like", "me", "my", "need", "of", "on", "one", "or", "our", "out", "please",
+     "should", "so", "some", "that", "the", "them", "then", "there", "these", "they", "this", "those", "to", "tool", "up", "us", "use", "want",
+     "was", "we", "were", "what", "when", "where", "which", "who", "will", "with", "would", "you", "your")
 )  # fmt: skip
 
 
-def rank(tools: Iterable[Tool], query: str, k: int) -> list[Tool]:
-    """At most `k` tools that share words with `query`, best first. Takes any text; k is bounded to MAX_RESULTS."""
-    wanted = list(dict.fromkeys(_words(query[:MAX_QUERY_CHARS])))[:MAX_QUERY_WORDS]
-    texts = [(tool, Counter(_words(tool.name)), Counter(_words(tool.description))) for tool in tools]
-    rarity = {
-        word: math.log(1 + len(texts) / (1 + sum(_has(name, word) or _has(text, word) for _, name, text in texts)))
-        for word in wanted
-    }
-    scored = []
-    for tool, name, text in texts:
-        score = sum(rarity[word] * (NAME_WEIGHT * _weight(name, word) + _weight(text, word)) for word in wanted)
-        if score > 0:
-            scored.append((-score, tool.name, tool))
-    scored.sort(key=lambda item: item[:2])
-    return [tool for _, _, tool in scored[: max(0, min(k, MAX_RESULTS))]]
+class ToolIndex:
+    """Made anew when the tools are others than the last time. Not for several threads at a time."""
+
+    def __init__(self) -> None:
+        self._tools: list[Tool] = []
+        self._database: sqlite3.Connection | None = None
+
+    def rank(self, tools: Iterable[Tool], query: str, k: int, images: Collection[str] | None = None) -> list[Tool]:
+        """At most `k` tools (of these images; None: of all) that share words with `query`, best first. Takes any text; k is bounded
+        to MAX_RESULTS.
+        """
+        wanted = words(query[:MAX_QUERY_CHARS])[:MAX_QUERY_WORDS]
+        database = self._of(list(tools))
+        scores: dict[int, float] = {}
+        for terms, weight in ((wanted, 1.0), (_related(wanted), WEIGHT_OF_SYNONYMS)):
+            for row, score in _matches(database, terms):
+                scores[row] = scores.get(row, 0.0) + weight * score
+        best = sorted(scores, key=lambda row: (-scores[row], self._tools[row].name))
+        found = [self._tools[row] for row in best if images is None or self._tools[row].image in images]
+        return found[: max(0, min(k, MAX_RESULTS))]
+
+    def _of(self, tools: list[Tool]) -> sqlite3.Connection:
+        if (
+            self._database is None
+            or len(tools) != len(self._tools)
+            or any(one is not other for one, other in zip(tools, self._tools, strict=True))
+        ):
+            if self._database is not None:
+                self._database.close()
+            self._tools, self._database = tools, _index(tools)
+        return self._database
+
+    def __del__(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None
 
 
-def nearest(names: Iterable[str], wrong: str, limit: int = 5) -> list[str]:
-    """The names that `wrong` may have been meant for, nearest first; none when nothing is near."""
-    asked = _plain(wrong[:128])
-    scored = [(-_likeness(asked, _plain(name)), name) for name in names]
-    return [name for score, name in sorted(scored) if score <= -0.6][:limit]
+def words(text: str) -> list[str]:
+    """The words of a text in small letters, each once, without those that say nothing; `camelCase` and `snake_case` taken apart."""
+    found = (word.lower() for word in _WORD.findall(_HUMP.sub(" ", text)))
+    return list(dict.fromkeys(word for word in found if word not in _EMPTY_WORDS))
 
 
-def _likeness(asked: str, name: str) -> float:
-    """1 for the same, 0 for nothing in common. A part that fits well counts nearly as much as the whole."""
-    whole = SequenceMatcher(None, asked, name).ratio()
-    parts = [SequenceMatcher(None, asked, part).ratio() for part in name.split("_")]
-    shared = set(asked.split("_")) & set(name.split("_"))
-    return max(whole, 0.9 * max(parts), 0.75 if shared else 0.0)
+def _apart(text: str) -> str:
+    return " ".join(_WORD.findall(_HUMP.sub(" ", text)))
 
 
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "_", _HUMP.sub("_", name).lower()).strip("_")
+def _index(tools: list[Tool]) -> sqlite3.Connection:
+    database = sqlite3.connect(":memory:", check_same_thread=False)
+    database.execute(
+        "CREATE VIRTUAL TABLE tools USING fts5(name, description, arguments, about, image, tokenize='porter unicode61')"
+    )
+    rows = []
+    for number, tool in enumerate(tools):
+        properties = tool.input_schema.get("properties")
+        properties = properties if isinstance(properties, dict) else {}
+        about = [
+            part["description"]
+            for part in properties.values()
+            if isinstance(part, dict) and isinstance(part.get("description"), str)
+        ]
+        title = str(tool.annotations.get("title", ""))
+        rows.append(
+            (
+                number,
+                _apart(f"{tool.own_name} {title}"),
+                _apart(tool.description[:MAX_INDEXED_CHARS]),
+                _apart(" ".join(map(str, properties))),
+                _apart(" ".join(about)[:MAX_INDEXED_CHARS]),
+                _apart(tool.image),
+            )
+        )
+    database.executemany(
+        "INSERT INTO tools(rowid, name, description, arguments, about, image) VALUES (?, ?, ?, ?, ?, ?)", rows
+    )
+    return database
 
 
-def _has(words: Counter[str], word: str) -> bool:
-    return _weight(words, word) > 0
+def _matches(database: sqlite3.Connection, terms: list[str]) -> list[tuple[int, float]]:
+    """Row and score of those that have any of the terms; more is better."""
+    if not terms:
+        return []
+    asked = " OR ".join(f'"{term}"' for term in terms)  # words of letters and digits alone: no syntax of FTS5
+    found = database.execute(f"SELECT rowid, -bm25(tools, {WEIGHTS}) FROM tools WHERE tools MATCH ?", (asked,))  # noqa: S608 - constants
+    return [(int(row), float(score)) for row, score in found]
 
 
-def _weight(words: Counter[str], word: str) -> float:
-    if word in words:
-        return 1 + math.log(words[word])
-    if len(word) >= 4 and any(
-        known.startswith(word) or (len(known) >= 4 and word.startswith(known)) for known in words
-    ):
-        return 0.5
-    return 0.0
-
-
-def _words(text: str) -> list[str]:
-    return [_stem(word) for word in _WORD.findall(_HUMP.sub(" ", text).lower()) if word not in _EMPTY_WORDS]
+def _related(wanted: list[str]) -> list[str]:
+    related = dict.fromkeys(other for word in wanted for other in SYNONYMS.get(word, SYNONYMS.get(_stem(word), ())))
+    return [word for word in related if word not in wanted]
 
 
 def _stem(word: str) -> str:
-    """Cuts the commonest English endings: enough that "running shells" finds "run a shell"."""
-    for ending in ("ing", "ies", "ed", "es", "s"):
+    """Cuts the commonest English endings, to find a word in the table of synonyms."""
+    for ending in ("ing", "ed", "es", "s"):
         if word.endswith(ending) and len(word) - len(ending) >= 3:
             stem = word[: -len(ending)]
             return stem[:-1] if ending in ("ing", "ed") and stem[-1] == stem[-2] else stem
-    return word[:-1] if word.endswith("e") and len(word) > 4 else word
+    return word

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from toolserver.app import server_id
-from toolserver.catalog.catalog import Catalog
 from toolserver.doctor.check import Check, check
 from toolserver.doctor.engine import engine_checks
 from toolserver.doctor.host import host_checks
-from toolserver.errors import RuntimeUnavailable
+from toolserver.doctor.known_catalog import known_catalog
+from toolserver.errors import RuntimeUnavailable, StartRefused, StoreUnavailable
 from toolserver.images.build import missing_images, optional_images
 from toolserver.images.definition import ImageBuildError
 from toolserver.runtime.base import SandboxRuntime
@@ -44,7 +44,7 @@ async def examine(settings: Settings) -> dict[str, Any]:
         await runtime.close()
     if name == "docker" and not any(one.state == "problem" for one in checks):
         checks.append(_images(settings))
-    checks += [check("catalog", "an image is refused", problem) for problem in Catalog.load(settings).problems]
+    checks += _catalog(settings)
     problems = [one.advice for one in checks if one.state == "problem"]
     return {
         "runtime": name,
@@ -53,6 +53,17 @@ async def examine(settings: Settings) -> dict[str, Any]:
         "warnings": [f"{one.name}: {one.found}. {one.advice}" for one in checks if one.state == "weaker"],
         "problem": problems[0] if problems else None,
     }
+
+
+def _catalog(settings: Settings) -> list[Check]:
+    try:
+        catalog = known_catalog(settings)
+    except (StartRefused, StoreUnavailable) as why:
+        return [check("catalog", "can't be read", str(why), problem=True)]
+    checks = [check("catalog", "an image is refused", problem) for problem in catalog.problems]
+    return checks + [
+        check(f"tools: {one.name}", f"not offered: {one.state}", one.reason or "") for one in catalog.withheld()
+    ]
 
 
 async def _runtime_checks(runtime: SandboxRuntime, weaker: str | None, egress: str) -> list[Check]:

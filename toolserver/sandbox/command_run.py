@@ -13,7 +13,7 @@ from sandbox_images.workspace.output import Stream
 from toolserver.errors import RuntimeUnavailable, SandboxGone
 from toolserver.runtime.base import CommandSandbox
 from toolserver.sandbox.call_place import OutputPart
-from toolserver.telemetry.logs import HIDDEN, TELLING
+from toolserver.telemetry.logs import HIDDEN, forms_of
 
 STDOUT, STDERR = 0, 1
 _PIECE = 1 << 16
@@ -24,7 +24,7 @@ class Redaction:
     """Takes secrets out of a stream of bytes, also where one is cut between two pieces."""
 
     def __init__(self, secrets: Collection[str]) -> None:
-        self._secrets = sorted((one.encode() for one in secrets if len(one) >= TELLING), key=len, reverse=True)
+        self._secrets = sorted((one.encode() for one in forms_of(secrets)), key=len, reverse=True)
         self._longest = len(self._secrets[0]) if self._secrets else 1
         self._held = b""
 

@@ -16,13 +16,14 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from toolserver.errors import SandboxGone
 from toolserver.runtime.base import Sandbox, SandboxEnd
 from toolserver.sandbox.background import Background
 from toolserver.sandbox.framing import LineBuffer, Oversized
+from toolserver.telemetry.logs import HIDDEN, blotted, forms_of
 
 METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR, RESPONSE_TOO_LARGE = -32601, -32602, -32603, -32099
 URL_ELICITATION = -32042  # of the version 2025-11-25
@@ -63,6 +64,7 @@ class StdioClient:
         self.sandbox = sandbox
         self.garbage_lines = 0
         self.noise: list[bytes] = []  # the first of the lines that were no message, cut
+        self._hidden: list[str] = []
         self.meta: dict[str, Any] = {}  # put into the `_meta` of every request (the era without `initialize` wants it)
         self._garbage_level = 0.0  # share of what is borne at a time
         self._garbage_at = time.monotonic()
@@ -89,6 +91,10 @@ class StdioClient:
     @property
     def alive(self) -> bool:
         return self._gone is None
+
+    def hide(self, secrets: Iterable[str]) -> None:
+        """From here on nothing that the sandbox says holds these values, in any of their usual forms."""
+        self._hidden = forms_of(secrets)
 
     async def request(
         self, method: str, params: dict[str, Any], timeout_s: float, numbered: Callable[[int], None] | None = None
@@ -194,6 +200,12 @@ class StdioClient:
         except (ValueError, RecursionError):
             self._garbage(line)
             return
+        if self._hidden:
+            try:
+                message = blotted(self._hidden, message)
+            except RecursionError:
+                self._garbage(line)
+                return
         for part in message if isinstance(message, list) else (message,):  # a version of the protocol has batches
             self._take_message(part, line)
 
@@ -257,11 +269,16 @@ class StdioClient:
     def _garbage(self, line: bytes) -> None:
         self.garbage_lines += 1
         if len(self.noise) < _SAMPLES:
-            self.noise.append(line[:_SAMPLE_BYTES])
+            self.noise.append(self._without_hidden(line)[:_SAMPLE_BYTES])
         now = time.monotonic()
         borne = self._garbage_level - (now - self._garbage_at) / _FORGIVEN_S
         share = max(1 / _MAX_GARBAGE_LINES, len(line) / _MAX_GARBAGE_BYTES)
         self._garbage_level, self._garbage_at = max(0.0, borne) + share, now
+
+    def _without_hidden(self, line: bytes) -> bytes:
+        for form in self._hidden:
+            line = line.replace(form.encode(), HIDDEN.encode())
+        return line
 
     def _asked(self, message: dict[str, Any]) -> None:
         number = message["id"]

@@ -87,7 +87,8 @@ async def hidden_env(image: ToolImage) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class BoxServices:
-    """What all boxes share. `eras`: what images were found to speak. `tools_seen` is told what a sandbox of an added image offers.
+    """What all boxes share. `eras`: what images were found to speak. `tools_seen` is told what a sandbox of an
+    added image offers, and says why it must not be used, if so.
 
     `background` owns starts under way, `starts` and `attaches` bound how many there are at a time.
 
@@ -104,7 +105,7 @@ class BoxServices:
     attaches: asyncio.Semaphore
     counted: Callable[[], None]
     eras: Eras
-    tools_seen: Callable[[str, list[dict[str, Any]]], None]
+    tools_seen: Callable[[str, list[dict[str, Any]]], str | None]
 
 
 class Box:
@@ -119,6 +120,7 @@ class Box:
         self._changing = asyncio.Lock()
         self._lost: SandboxEnd | None = None  # an end that no call was told of yet
         self._closed = False
+        self._why_closed = "The session is ending."
         self._commands: set[CommandSandbox] = set()
         self._under_way: set[asyncio.Event] = set()  # of commands, until nothing is left of them
         self._hidden: tuple[str, ...] = ()  # what must not stand in the log
@@ -196,7 +198,7 @@ class Box:
             with contextlib.suppress(SandboxEnded):
                 return await self._find_again()
             if self._closed:
-                raise RuntimeUnavailable("The session is ending.")
+                raise RuntimeUnavailable(self._why_closed)
             self._live = await self._start()
             return self._live
 
@@ -291,7 +293,10 @@ class Box:
         """Raises SandboxEnded: it is no more, or does not answer. RuntimeUnavailable: that can't be told now."""
         until = asyncio.get_running_loop().time() + _SETTLE_S
         while True:
+            hidden = await hidden_env(self.plan.image)
             found = ToolSandbox(await self._services.runtime.attach(spec, handle))
+            found.client.hide(hidden.values())
+            self._hidden = tuple(hidden.values())
             try:
                 if await found.attach(protocol, term, _ATTACH_S):
                     self._heed_tools(found)
@@ -318,7 +323,7 @@ class Box:
         Raises RuntimeUnavailable when it can't be started.
         """
         if self._closed:
-            raise RuntimeUnavailable("The session is ending.")
+            raise RuntimeUnavailable(self._why_closed)
         services, spec = self._services, replace(new_spec(self.plan), arguments=arguments)
         services.holdings.sandboxes.add(spec.sandbox_id)
         gone = asyncio.Event()
@@ -340,6 +345,10 @@ class Box:
             services.holdings.sandboxes.discard(spec.sandbox_id)
             self._under_way.discard(gone)
             gone.set()
+
+    def withdraw(self, reason: str) -> None:
+        """Start nothing more, for a reason that whoever still waits for it is told. `close` is to follow."""
+        self._closed, self._why_closed = True, reason
 
     def take_loss(self) -> SandboxEnd | None:
         """How the sandbox before this one ended, told once: the state in it is lost."""
@@ -421,11 +430,16 @@ class Box:
             raise
 
     def _heed_tools(self, sandbox: ToolSandbox) -> None:
-        """What an added image offers is looked at: it may differ from what was approved."""
+        """What an added image offers is looked at: it may differ from what was approved. Raises RuntimeUnavailable: it does."""
         name, seen = self.plan.image.name, self._services.tools_seen
+
+        def later(tools: list[dict[str, Any]]) -> None:
+            seen(name, tools)
+
         if self.plan.image.origin == "added":
-            sandbox.on_tools = lambda tools: seen(name, tools)
-            seen(name, sandbox.listed)
+            sandbox.on_tools = later
+            if (reason := seen(name, sandbox.listed)) is not None:
+                raise RuntimeUnavailable(reason)
 
     async def _started(self, spec: SandboxSpec) -> ToolSandbox:
         plan, services = self.plan, self._services

@@ -46,7 +46,7 @@ class BoxMaker:
         hot: Callable[[], bool],
         clock: Callable[[], float],
         eras: Eras,
-        tools_seen: Callable[[str, list[dict[str, Any]]], None],
+        tools_seen: Callable[[str, list[dict[str, Any]]], str | None],
         doors: Doors,
     ) -> None:
         self._doors = doors
@@ -109,7 +109,8 @@ class BoxMaker:
             limits=_lower(grant.limits, image),
             way_out=self._way_out(tenant, session_id, image, grant),
             env=_env(grant, image),
-            expected_tools=frozenset(tool.own_name for tool in image.tools),
+            # what an added image offers is compared with what was approved, as a whole
+            expected_tools=frozenset(tool.own_name for tool in image.tools if image.origin == "builtin"),
             start_timeout_s=self._settings.runtime.start_timeout_s,
         )
 

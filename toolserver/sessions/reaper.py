@@ -7,6 +7,7 @@ import logging
 import time
 
 from toolserver.errors import RuntimeUnavailable, StoreUnavailable
+from toolserver.sessions.added_images import AddedImages
 from toolserver.sessions.optional_images import OptionalImages
 from toolserver.sessions.registry import Registry
 from toolserver.store import calls, sessions
@@ -14,6 +15,7 @@ from toolserver.store.database import Database
 
 TICK_S = 0.5
 _RECONCILE_S = 5.0
+_ADDED_S = 2.0
 _IMAGES_S = 5.0
 _LEASES_S = 5.0
 _NOTE_USE_S = 10.0
@@ -25,8 +27,11 @@ _log = logging.getLogger(__name__)
 
 
 class Reaper:
-    def __init__(self, registry: Registry, database: Database, optional_images: OptionalImages) -> None:
+    def __init__(
+        self, registry: Registry, database: Database, optional_images: OptionalImages, added_images: AddedImages
+    ) -> None:
         self._registry, self._database, self._optional_images = registry, database, optional_images
+        self._added_images = added_images
         self._next: dict[str, float] = {}
         self._reconciling: asyncio.Future[None] = asyncio.Future()
         self._reconciling.set_result(None)
@@ -49,6 +54,8 @@ class Reaper:
             self._reconciling = self._registry.background.spawn(self.reconcile(), "reconcile")
         if self._is_time("images", now, _IMAGES_S):
             self._registry.background.spawn(self._optional_images.look(), "look for optional images")
+        if self._is_time("added images", now, _ADDED_S):
+            self._registry.background.spawn(self._added_images.look(), "look for added images")
         if self._is_time("leases", now, _LEASES_S):
             self._registry.background.spawn(self._registry.renew_leases(), "renew leases")
         if self._is_time("use", now, _NOTE_USE_S):

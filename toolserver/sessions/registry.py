@@ -7,14 +7,14 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection
 
 from toolserver.catalog.catalog import Catalog
-from toolserver.catalog.image import LimitsOverride
+from toolserver.catalog.image import LimitsOverride, ToolImage
 from toolserver.egress.policy import EgressPolicy, narrowed
 from toolserver.errors import Code, JournalUnavailable, RuntimeUnavailable, StoreUnavailable, ToolServerError
 from toolserver.journal.journal import Journal
@@ -57,13 +57,13 @@ class Registry:
         clock: Callable[[], float] = time.monotonic,
         boot: str = "",
         eras: Eras | None = None,
-        tools_seen: Callable[[str, list[dict[str, Any]]], None] = lambda _image, _tools: None,
+        tools_seen: Callable[[str, list[dict[str, Any]]], str | None] = lambda _image, _tools: None,
         doors: Doors | None = None,
     ) -> None:
         """`counted` is told of each sandbox started, `claimed` of each that a session begins with (`warm` or `cold`).
 
         `hot`: so many calls run that a start for the pool would slow them. `clock` is monotonic. `boot` names the present boot of the machine.
-        `eras`: what images were found to speak. `tools_seen` is told what a sandbox of an added image offers (image, entries of `tools/list`).
+        `eras`: what images were found to speak. `tools_seen` is told what a sandbox of an added image offers (image, entries of `tools/list`), and says why it must not be used, if so.
         """
         self.settings, self.runtime, self.catalog, self.clock = settings, runtime, catalog, clock
         self.background = Background()
@@ -136,6 +136,22 @@ class Registry:
                 clock=self.clock,
                 last_used=now - max(0.0, wall - row.last_used_at),
             )
+
+    def follow_catalog(self, changed: Collection[str]) -> None:
+        """Of these images: end the sandboxes that sessions have of them, and give them to those that may have them as they are now."""
+        for session in self.live():
+            for name in changed:
+                if name not in session.grant.images:
+                    continue
+                box = session.boxes.get(name)
+                if box is not None:
+                    box.withdraw(f"The image {name} was changed or removed by the operator.")
+                    self.background.spawn(box.close(session.session_id), f"end {name} of {session.session_id}")
+                image = self.catalog.images.get(name)
+                if image is not None:
+                    session.boxes[name] = self._boxes.make(
+                        session.tenant, session.session_id, session.workspace_id, image, session.grant
+                    )
 
     async def care(self) -> None:
         """Find again what is to be found again, side by side. While the runtime is away it is tried again later."""
@@ -237,7 +253,7 @@ class Registry:
     ) -> Session:
         told = False
         try:
-            images = [self.catalog.images[name] for name in grant.images]
+            images = [self._offered(name) for name in grant.images]
             grant = self._boxes.with_doors(grant, images)
             with Stage("start"):
                 claims = await self._boxes.claim(tenant, session_id, images, grant)
@@ -271,6 +287,7 @@ class Registry:
                 raise
             self.use_marks.marked.add(session_id)
             self._live[session_id] = session
+            self.follow_catalog({one.name for one in images if self.catalog.images.get(one.name) is not one})
         except BaseException:
             self.places.release(session_id)
             raise
@@ -278,6 +295,13 @@ class Registry:
             del self._creating[session_id]
         _log.info("session_created", extra={"fields": {"session_id": session_id, "tenant": tenant}})
         return session
+
+    def _offered(self, name: str) -> ToolImage:
+        """Raises RuntimeUnavailable: it went while the session waited for its turn."""
+        image = self.catalog.images.get(name)
+        if image is None:
+            raise RuntimeUnavailable(f"The image {name} is not offered any more.")
+        return image
 
     def _session(self, session_id: str, workspace_id: str, tenant: str, grant: Grant, boxes: dict[str, Box]) -> Session:
         now = self.clock()

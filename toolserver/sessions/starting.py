@@ -82,6 +82,7 @@ async def _start(
             started = ToolSandbox(await runtime.start(spec, hidden))
     except TimeoutError as problem:
         raise RuntimeUnavailable(f"A sandbox of the image {spec.image} did not start in time.") from problem
+    started.client.hide((hidden or {}).values())
     try:
         await started.open(expected_tools, timeout_s, hint)
     except BaseException as problem:

@@ -101,3 +101,18 @@ snapshots = Table(
     Column("session_ended_at", Float),  # NULL: it lives, as far as was looked
     Index("snapshots_by_id", "tenant", "snapshot_id"),
 )
+
+tool_images = Table(  # those that were added
+    "tool_images",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("entry", Text),  # NULL: it stands in the settings
+    Column("added_at", Float, nullable=False),
+    Column("reference", String(255)),  # these six: what was approved, NULL: nothing yet
+    Column("digest", String(128)),
+    Column("listed", Text),  # entries of `tools/list`
+    Column("names", Text),  # what its tools are called here, by its own names
+    Column("era", String(32)),
+    Column("approved_at", Float),
+    Column("drift", Text),  # what was found in place of what was approved, NULL: nothing else
+)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
+from urllib.parse import quote, quote_plus
 
 from toolserver.telemetry.trace import current_trace
 
 HIDDEN = "[…]"
 TELLING = 4
+_TELLING_CODED = 6
 _json = json.JSONEncoder(ensure_ascii=False, default=str).encode
 
 
@@ -59,8 +62,40 @@ def configure_logging(level: str = "info", form: Literal["auto", "json", "text"]
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
+def forms_of(secrets: Iterable[str]) -> list[str]:
+    """How these values may stand in a text, the longest first: as they are, as a part of JSON or of a URL, and in base64. Values so
+    short that they stand everywhere by chance are left out.
+    """
+    forms: set[str] = set()
+    for secret in secrets:
+        if len(secret) < TELLING:
+            continue
+        forms |= {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
+        forms |= {quote(secret, safe=""), quote(secret), quote_plus(secret)}
+        data = secret.encode("utf-8", "replace")
+        for shift in range(3):  # where it begins in groups of three bytes; only the signs that it alone makes
+            coded = base64.b64encode(bytes(shift) + data).decode().rstrip("=")
+            coded = coded[(shift * 8 + 5) // 6 : (shift + len(data)) * 8 // 6]
+            if len(coded) >= _TELLING_CODED:
+                forms |= {coded, coded.replace("+", "-").replace("/", "_")}
+    return sorted(forms, key=len, reverse=True)
+
+
 def without(secrets: Iterable[str], text: str) -> str:
-    """The text with these values blotted out; values so short that they stand everywhere by chance are left."""
-    for secret in sorted((one for one in secrets if len(one) >= TELLING), key=len, reverse=True):
-        text = text.replace(secret, HIDDEN)
+    """The text with these values blotted out, in any of their forms."""
+    for form in forms_of(secrets):
+        text = text.replace(form, HIDDEN)
     return text
+
+
+def blotted(forms: Sequence[str], value: Any) -> Any:
+    """The JSON value with these texts blotted out of its texts and names. Lists and objects are made anew."""
+    if isinstance(value, str):
+        for form in forms:
+            value = value.replace(form, HIDDEN)
+        return value
+    if isinstance(value, dict):
+        return {blotted(forms, name): blotted(forms, one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [blotted(forms, one) for one in value]
+    return value

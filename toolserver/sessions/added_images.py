@@ -1,0 +1,98 @@
+"""Added images while the server runs: taken up when the operator changes them, taken out when they are not what was approved."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection
+
+from toolserver.catalog.catalog import Catalog
+from toolserver.catalog.offered import changes, pin
+from toolserver.errors import StoreUnavailable
+from toolserver.journal.journal import Journal
+from toolserver.sessions.registry import Registry
+from toolserver.store import tool_images
+from toolserver.store.database import Database
+from toolserver.store.tool_images import Drift, ToolImageRow
+from toolserver.tool_entry import ToolEntry
+
+_log = logging.getLogger(__name__)
+
+
+class AddedImages:
+    """`attach` a registry before its sandboxes start."""
+
+    def __init__(
+        self, catalog: Catalog, database: Database, journal: Journal, settings: Mapping[str, ToolEntry]
+    ) -> None:
+        self._catalog, self._database, self._journal, self._settings = catalog, database, journal, settings
+        self._registry: Registry | None = None
+        self._version = -1
+
+    def attach(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def begin(self, connection: Connection) -> None:
+        """At the server's start, before sessions are taken over."""
+        self._take_up(tool_images.version(connection), tool_images.listing(connection))
+
+    async def look(self) -> None:
+        """Whether the operator changed something, and take it up. While the database is away all stays as it is."""
+        try:
+            version = await self._database.read(tool_images.version)
+            if version == self._version:
+                return
+            rows = await self._database.read(tool_images.listing)
+        except StoreUnavailable as problem:
+            _log.warning("tool_images_not_read", extra={"fields": {"problem": str(problem)}})
+            return
+        self._take_up(version, rows)
+
+    def _take_up(self, version: int, rows: list[ToolImageRow]) -> None:
+        changed = self._catalog.take_up(rows, self._settings)
+        self._version = version
+        for name in sorted(changed):
+            one = self._catalog.added.get(name)
+            fields = {"image": name, "state": "removed" if one is None else one.state}
+            if one is not None and one.reason is not None:
+                fields["reason"] = one.reason
+            _log.info("tool_image", extra={"fields": fields})
+        if self._registry is not None:
+            self._registry.follow_catalog(changed)
+
+    def seen(self, name: str, listed: list[dict[str, Any]]) -> str | None:
+        """Told of what a sandbox of an added image offers. Why it must not be used, if it must not: it is not what was approved."""
+        one = self._catalog.added.get(name)
+        if one is None:
+            return None if name in self._catalog.images else f"The image {name} was removed."
+        approval = one.row.approval if one.row is not None else None
+        if approval is None or one.image is None:
+            return one.reason
+        if pin(listed) == pin(approval.listed):
+            return None
+        drift = Drift(listed=listed)
+        reason = self._catalog.withhold(name, drift)
+        fields = {"image": name, **changes(approval.listed, listed)}
+        _log.warning("tool_list_changed", extra={"fields": fields})
+        self._journal.append_surely("tool_image_changed", **fields)
+        if self._registry is not None:
+            self._registry.follow_catalog({name})
+            self._registry.background.spawn(
+                self._note(lambda c: tool_images.note_drift(c, name, drift)), f"note the drift of {name}"
+            )
+        return reason
+
+    def learned(self, name: str, era: str) -> None:
+        """Told of the version of MCP that an image speaks."""
+        if self._registry is not None and name in self._catalog.added:
+            self._registry.background.spawn(
+                self._note(lambda c: tool_images.learn_era(c, name, era)), f"note the era of {name}"
+            )
+
+    async def _note(self, job: Any) -> None:
+        try:
+            await self._database.write(job)
+        except StoreUnavailable as problem:
+            _log.warning("tool_image_not_noted", extra={"fields": {"problem": str(problem)}})
