@@ -145,13 +145,15 @@ def _one(message: dict[str, Any] | None) -> Response:
 
 async def _again(crib: Services, call: CallRequest, state: Any, params: dict[str, Any]) -> Answer | RunningCall:
     """The call that waits for an answer of its user, with the answers that came. Raises RpcFault, ToolServerError."""
-    if not isinstance(state, str) or not is_key(state):
+    read = mcp_elicitation.again(state, params.get("inputResponses"))
+    if read is None:
         raise invalid_params("params.requestState is not one of this server's.")
-    came = await crib.calls.find(call.tenant, state)
+    call_id, answer = read
+    came = await crib.calls.find(call.tenant, call_id)
     if isinstance(came, RunningCall):
         if came.tool.name != call.tool or came.session.session_id != call.session_id:
             raise invalid_params("params.requestState is that of another call.")
-        for answer in mcp_elicitation.answers_in(params, state):
+        if answer is not None:
             await settle(crib, call, answer)
     return came
 

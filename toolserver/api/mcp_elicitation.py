@@ -9,7 +9,8 @@ from toolserver.api.mcp_messages import Rpc
 from toolserver.calls.idempotency import is_key
 
 _ELICIT = "elicitation/create"
-_ID = re.compile(r"elicit:([0-9]{1,9}):(.+)")
+_STATE = re.compile(r"([1-9][0-9]{0,8}):(.+)")
+_ID = re.compile("elicit:" + _STATE.pattern)
 _WORDS = {"requested_schema": "requestedSchema"}
 
 
@@ -34,8 +35,9 @@ def request(told: dict[str, Any]) -> dict[str, Any]:
 
 def required(told: dict[str, Any]) -> dict[str, Any]:
     """As the result of a call that is to be made again, with the answer."""
-    asked = {str(told["elicitation"]["id"]): {"method": _ELICIT, "params": _params(told)}}
-    return {"resultType": "input_required", "inputRequests": asked, "requestState": told["arguments"]["call_id"]}
+    number, call_id = told["elicitation"]["id"], told["arguments"]["call_id"]
+    asked = {str(number): {"method": _ELICIT, "params": _params(told)}}
+    return {"resultType": "input_required", "inputRequests": asked, "requestState": f"{number}:{call_id}"}
 
 
 def _params(told: dict[str, Any]) -> dict[str, Any]:
@@ -53,15 +55,17 @@ def answer_of(rpc: Rpc) -> dict[str, Any] | None:
     return {"call_id": named[2], "elicitation_id": int(named[1]), **_reply(rpc.params.get("result"))}
 
 
-def answers_in(params: dict[str, Any], call_id: str) -> list[dict[str, Any]]:
-    """The arguments of `call_answer` in a call that is made again."""
-    given = params.get("inputResponses")
-    numbered = given.items() if isinstance(given, dict) else ()
-    return [
-        {"call_id": call_id, "elicitation_id": int(number), **_reply(said)}
-        for number, said in numbered
-        if re.fullmatch(r"[1-9][0-9]{0,8}", number)
-    ]
+def again(state: Any, responses: Any) -> tuple[str, dict[str, Any] | None] | None:
+    """Of a call that is made again: its id, and the arguments of `call_answer` if it has an answer.
+
+    None when the state is not one of ours. `responses` may lack the answer: then it is asked for once more.
+    """
+    named = _STATE.fullmatch(state) if isinstance(state, str) else None
+    if named is None or not is_key(named[2]):
+        return None
+    said = responses.get(named[1]) if isinstance(responses, dict) else None
+    answer = None if said is None else {"call_id": named[2], "elicitation_id": int(named[1]), **_reply(said)}
+    return named[2], answer
 
 
 def _reply(said: Any) -> dict[str, Any]:

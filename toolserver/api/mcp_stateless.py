@@ -123,9 +123,9 @@ class Stateless:
 
 def is_stateless(request: Request, body: Any) -> bool:
     """Whether a request is of this kind: by what it says, since nothing went before it."""
-    named = REVISIONS.get(request.headers.get("mcp-protocol-version", ""))
+    named = REVISIONS.get(request.headers.get("mcp-protocol-version", "").strip(" \t"))
     if named is not None and named.stateless:
-        return not (isinstance(body, dict) and body.get("method") == "initialize")
+        return True
     params = body.get("params") if isinstance(body, dict) else None
     meta = params.get("_meta") if isinstance(params, dict) else None
     return isinstance(meta, dict) and META_VERSION in meta
@@ -133,7 +133,7 @@ def is_stateless(request: Request, body: Any) -> bool:
 
 def _checked(request: Request, rpc: Rpc) -> Revision:
     """The revision, when `_meta` and headers are whole and say the same. Raises RpcFault."""
-    given = {name: request.headers.getlist(name) for name in _MIRRORED}
+    given = {name: [value.strip(" \t") for value in request.headers.getlist(name)] for name in _MIRRORED}
     if twice := [name for name, values in given.items() if len(values) > 1]:
         raise RpcFault(HEADER_MISMATCH, f"The header {twice[0]} is given more than once.")
     if missing := [name for name in (META_VERSION, META_CAPABILITIES) if name not in rpc.meta]:

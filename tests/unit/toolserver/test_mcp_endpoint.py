@@ -245,3 +245,16 @@ async def test_mcp_calls_are_in_the_journal_as_all_others(crib: Crib) -> None:
         'toolserver_calls_total{tool="echo",code="ok"} 1' in crib.server.metrics.render()
     )
     assert KEY not in crib.server.metrics.render()
+
+
+async def test_initialize_is_no_method_of_the_stateless_revision(crib: Crib) -> None:
+    client = McpClient(crib.client, modern=True)
+    answer = await client.post(client.message("initialize", {"protocolVersion": "2026-07-28"}))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, -32601)
+
+
+async def test_blanks_around_header_values_mean_nothing(crib: Crib) -> None:
+    client = McpClient(crib.client, modern=True)
+    blanks = {"Mcp-Name": "  echo\t", "Mcp-Method": " tools/call ", "MCP-Protocol-Version": " 2026-07-28 "}
+    message = client.message("tools/call", {"name": "echo", "arguments": {"text": "x"}})
+    assert text_of(messages(await client.post(message, **blanks))[0]["result"]) == "x"
