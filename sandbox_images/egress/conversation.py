@@ -97,10 +97,12 @@ class Conversation:
     async def _read_head(self, stream: Stream, rest: bytes, exchanges: Exchanges) -> tuple[bytes, bytes]:
         """A request's head, checked, and what came behind it; nothing at the end. Raises ConnectionCut once a bad head is answered."""
         limits = self._connection.door.grant.limits
-        data = bytearray(rest or await self._connection.read_client(stream))
-        if not data:
-            return b"", b""
+        data = bytearray(rest)
         try:
+            if not data:
+                data += await self._connection.read_client(stream)
+            if not data:
+                return b"", b""
             async with asyncio.timeout(limits.head_s):
                 while (found := data.find(head.END)) < 0 and len(data) <= limits.head_bytes:
                     more = await self._connection.read_client(stream)
@@ -111,8 +113,11 @@ class Conversation:
             if found < 0 or size > limits.head_bytes:
                 raise BadRequest(f"The request's head is longer than {limits.head_bytes} bytes.", 431)
             head.check_head(bytes(data[:size]))
-        except (BadRequest, TimeoutError) as problem:
-            bad = problem if isinstance(problem, BadRequest) else BadRequest("The request's head came too slowly.", 408)
+        except (BadRequest, TimeoutError, Refused) as problem:
+            if isinstance(problem, Refused):
+                self._connection.door.denied(problem)
+            late = BadRequest("The request's head came too slowly.", 408)
+            bad = late if isinstance(problem, TimeoutError) else problem
             await exchanges.let_go()
             await stream.write(answer_to(bad))
             await self._linger(stream)

@@ -10,7 +10,7 @@ import asyncio
 import time
 from typing import Any
 
-from toolserver.calls import failure
+from toolserver.calls import denials, failure
 from toolserver.calls.answer import Answer
 from toolserver.calls.conclude import answer_of, last_look, outcome_of
 from toolserver.calls.running import RunningCall
@@ -27,7 +27,17 @@ _LOOK_EVERY_S = 0.25
 
 
 async def carry_on(call: RunningCall, settings: CallSettings) -> Answer:
-    """As carry_out, for a call that an earlier server left open. Raises the same."""
+    """As carry_out, for a call that an earlier server left open. Raises the same.
+
+    What was refused to it before this server began stands in the journal alone.
+    """
+    try:
+        return await _carry_on(call, settings)
+    except ToolServerError as error:
+        raise await denials.told(error, call) from error
+
+
+async def _carry_on(call: RunningCall, settings: CallSettings) -> Answer:
     row = call.left_open
     assert row is not None  # noqa: S101 - only such calls come here
     box = call.session.boxes[call.tool.image]

@@ -162,6 +162,22 @@ async def test_a_later_server_opens_the_same_doors_again(tmp_path: Path) -> None
         assert (await shown(crib, session))["mode"] == "allow"
 
 
+async def test_a_call_that_outlived_its_server_tells_what_was_refused_since(tmp_path: Path) -> None:
+    chosen = settings(tmp_path)
+    runtime = new_runtime(chosen)
+    async with crashing(chosen, runtime) as crib:
+        session = await crib.session(egress=ALLOW)
+        detail(await crib.call(session, "later", {"seconds": 2}, key="a", wait_s=0.1), 450, "still_running")
+        door = crib.sandbox(session).door
+        assert door is not None
+    async with running(chosen, runtime) as crib:
+        await until(lambda: any(call.sandbox for call in crib.server.executor.admission.held()))
+        await proxy(crib).deny(door, "evil.test", 443)
+        told = detail(await crib.client.get("/v1/calls/a?wait_s=10"), 500, "policy_denied")
+        assert told["denied"] == [{"host": "evil.test", "port": 443, "rule": "not_allowed"}]
+        assert [one.get("call_id") for one in journal(crib, "egress_denied")] == ["a"]
+
+
 async def test_a_failed_call_tells_what_was_refused_meanwhile(crib: Crib) -> None:
     session, other = await crib.session(egress=ALLOW), await crib.session(egress=ALLOW)
     door = crib.sandbox(session).door

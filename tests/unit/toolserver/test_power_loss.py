@@ -99,6 +99,33 @@ async def test_a_call_that_the_disk_lost_does_not_run_again_and_the_workspace_go
     assert '"not_run"' not in journal  # its row is missing, and that proves nothing
 
 
+async def test_the_session_that_follows_has_the_same_way_out(machine: Machine) -> None:
+    allow = {"mode": "allow", "allow": ["example.org:443"]}
+    async with crashing(machine.settings, machine.runtime) as crib:
+        session = await crib.session()
+        assert (await crib.client.put(f"/v1/sessions/{session}/egress", json=allow)).status_code == 200
+        await crib.call(session, "count")
+        door, first = crib.sandbox(session).door, machine.runtime.egress
+        machine.sync()
+    await machine.lose_power()
+    async with running(machine.settings, machine.runtime) as crib:
+        following = detail(await crib.call(session, "count"), 410, "session_gone")["successor"]
+        told = (await crib.client.get(f"/v1/sessions/{following}")).json()["egress"]
+        assert (told["mode"], told["allow"]) == ("allow", ["example.org:443"])
+        failing = asyncio.create_task(crib.call(following, "later", {"seconds": 1}, key="later"))
+        while not any(call.sandbox for call in crib.server.executor.admission.held()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        proxy = machine.runtime.egress
+        assert proxy is not None
+        assert proxy is not first
+        assert proxy.doors == {door: allow}
+        assert crib.sandbox(following).door == door
+        await proxy.deny(str(door), "evil.test", 443)  # told of under the name that the session has now
+        assert detail(await failing, 500, "policy_denied")["denied"][0]["host"] == "evil.test"
+        assert (await crib.client.delete(f"/v1/sessions/{following}")).status_code == 204
+        assert not proxy.doors
+
+
 async def test_a_call_under_way_is_unknown(machine: Machine) -> None:
     async with crashing(machine.settings, machine.runtime) as crib:
         session = await crib.session()
