@@ -110,7 +110,8 @@ class Calls:
         if isinstance(came, RunningCall) and not asked.listens:
             await self._unless_left(came, came.wait(_PLAIN_S))
         if not isinstance(came, RunningCall) or (came.answer.done() and not asked.listens):
-            return _one(told.last(came.answer.result() if isinstance(came, RunningCall) else came))
+            answer = came.answer.result() if isinstance(came, RunningCall) else came
+            return _one(None if self.flight.cancelled else told.last(answer))
         try:
             asked.crib.streams.take(asked.key.tenant)
         except ToolServerError:  # the call runs: its answer comes whole

@@ -19,7 +19,7 @@ async def changes(tools: Callable[[], Sequence[Tool]], goes_on: Callable[[], boo
         await asyncio.sleep(_LOOK_S)
         found = tools()
         quiet += 1
-        if len(found) != len(known) or any(a is not b for a, b in zip(found, known, strict=True)):
+        if found != known:
             known, quiet = found, 0
             yield True
         elif quiet >= _PING_LOOKS:
