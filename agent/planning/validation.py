@@ -81,7 +81,7 @@ def waits_for(plan: Plan, task_id: str) -> list[str]:
 
 def _cycles(plan: Plan) -> Iterator[str]:
     done: set[str] = set()
-    for start in plan.nodes:
+    for start in [n.id for n in _living(plan)]:  # one that left the plan may name tasks that never were
         path: list[str] = []
         trail: list[Iterator[str]] = [iter([start])]
         while trail:

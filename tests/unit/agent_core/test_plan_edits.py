@@ -159,3 +159,11 @@ def test_an_input_from_a_skipped_task_blocks_who_takes_it() -> None:
     lost = blocked(plan)
     assert lost is not None
     assert (lost.task_id, lost.reason) == ("t2", "nobody made its input m from t1.n")
+
+
+def test_a_task_that_is_deleted_takes_its_wrong_references_with_it() -> None:
+    changes = {"goal": "a", "inputs": {"n": "t99.n"}}
+    after = edit(
+        CHAIN, [{"op": "modify", "task_id": "t3", "changes": changes}, {"op": "delete", "task_id": "t3"}], LIMITS
+    )
+    assert after["t3"].state is TaskState.CANCELLED
