@@ -26,6 +26,7 @@ from toolserver.store.keys import Key
 
 _MAX_MARK = 4096
 _OUTPUT_LEVEL = LOG_LEVELS.index("info")
+_COME_BACK_MS = 500  # after which a client that lost its stream asks for the rest
 _ANEW = "[The session before this call was closed; a new one was begun: its files and interpreter state are gone.]"
 
 
@@ -138,7 +139,7 @@ class Told:
         call_id = self.came.call_id if isinstance(self.came, RunningCall) else _call_id(self.came)
         resumable = not self.asked.revision.stateless and call_id is not None
         if resumable and self.asked.revision.primes:
-            yield b"id: %b\ndata: \n\n" % self._mark(str(call_id), self.offset).encode()
+            yield b"id: %b\nretry: %d\ndata: \n\n" % (self._mark(str(call_id), self.offset).encode(), _COME_BACK_MS)
         try:
             async for at, message in self.messages():
                 yield event(message, self._mark(str(call_id), at) if resumable else None)
