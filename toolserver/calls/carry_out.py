@@ -14,6 +14,7 @@ from toolserver.calls.conclude import answer_of, last_look, outcome_of
 from toolserver.calls.running import CancelledBy, RunningCall
 from toolserver.errors import SandboxGone, ToolServerError
 from toolserver.runtime.base import SandboxEnded
+from toolserver.sandbox.foreign_calls import Stopped
 from toolserver.sandbox.stdio_client import RpcError
 from toolserver.sandbox.tool_sandbox import ToolSandbox
 from toolserver.settings import CallSettings
@@ -54,7 +55,11 @@ async def _carry_out(call: RunningCall, settings: CallSettings) -> Answer:
                 ask=call.ask,
             )
     except RpcError as problem:
+        if call.cancelled_by is not None:  # many servers confirm it so
+            raise failure.confirmed("cancelled", call.call_id, call.cancelled_by) from problem
         raise failure.protocol_error(problem, call.call_id) from problem
+    except Stopped as problem:
+        raise failure.confirmed("deadline", call.call_id) from problem
     except TimeoutError as problem:
         if sandbox.foreign_calls:
             sandbox.runaway = True

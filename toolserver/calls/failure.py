@@ -89,6 +89,12 @@ def stopped_hard(
     return ToolServerError(code, message, call_id, extra={**empty_fields(content), "state": "lost", **told})
 
 
+def confirmed(end: str, call_id: str, cancelled_by: str | None = None) -> ToolServerError:
+    """As `stopped_hard`, of a call that ended when its tool server was asked to end it: the sandbox goes on."""
+    told = {"type": "timeout"} if end == "deadline" else {"cancelled_by": cancelled_by}
+    return ToolServerError(_CODES[end][0], _CODES[end][1], call_id, extra={**empty_fields(), "state": "kept", **told})
+
+
 def left_alone(end: str, call_id: str, cancelled_by: str | None = None) -> ToolServerError:
     """As `stopped_hard`, where other calls run in the same sandbox: it is ended after them."""
     code, usual = _CODES[end]

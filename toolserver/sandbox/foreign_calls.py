@@ -16,6 +16,10 @@ _PAUSE_S = 0.2  # before a call is sent again that asked for nothing, times the 
 INPUT_REQUIRED, COMPLETE = "input_required", "complete"
 
 
+class Stopped(TimeoutError):  # noqa: N818 - reads as what it names
+    """The call outlived its deadline, and its server has answered since: nothing of it goes on."""
+
+
 @dataclass
 class _Open:
     owner: str
@@ -42,7 +46,10 @@ class ForeignCalls:
         ask: Ask | None,
         on_progress: Callable[[dict[str, Any]], None] | None,
     ) -> dict[str, Any]:
-        """The result, with the deadline kept from here: asked to end at it, TimeoutError after the grace. Raises as a request does."""
+        """The result, with the deadline kept from here: asked to end at it, TimeoutError after the grace (Stopped: it did end).
+
+        Raises as a request does.
+        """
         if on_progress is not None:
             params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": call_id}}
             self._client.progressed[call_id] = on_progress
@@ -52,8 +59,10 @@ class ForeignCalls:
             done, _ = await asyncio.wait([work], timeout=deadline_s)
             if not done:
                 await self.cancel(call_id, "the call outlived its deadline")
-                await asyncio.wait([work], timeout=grace_s)
-                raise TimeoutError
+                done, _ = await asyncio.wait([work], timeout=grace_s)
+                if done and (problem := work.exception()) is not None and not isinstance(problem, RpcError):
+                    raise problem
+                raise Stopped if done else TimeoutError
             return work.result()
         finally:
             self._open.pop(call_id, None)

@@ -25,6 +25,7 @@ class LineBuffer:
         self._length = 0
         self._dropping: bytes | None = None  # the head of the line that is being dropped
         self._tail = b""
+        self.dropped = 0  # bytes of an oversized line that has not ended yet
 
     def feed(self, data: bytes) -> list[bytes | Oversized]:
         """The lines that `data` completes, in order, without their newline."""
@@ -43,17 +44,19 @@ class LineBuffer:
             return
         if self._dropping is not None:
             self._tail = (self._tail + piece[-TAIL_BYTES:])[-TAIL_BYTES:]
+            self.dropped += len(piece)
             return
         self._parts.append(piece)
         self._length += len(piece)
         if self._length > self._max:
             cut = _oversized(b"".join(self._parts))
             self._dropping, self._tail = cut.head, cut.tail
+            self.dropped = self._length
             self._parts, self._length = [], 0
 
     def _take(self) -> bytes | Oversized:
         line = b"".join(self._parts) if self._dropping is None else Oversized(self._dropping, self._tail)
-        self._parts, self._length, self._dropping, self._tail = [], 0, None, b""
+        self._parts, self._length, self._dropping, self._tail, self.dropped = [], 0, None, b"", 0
         return line
 
 

@@ -181,7 +181,7 @@ class StdioClient:
             while data := await self.sandbox.receive():
                 for line in lines.feed(data):
                     self._take(line)
-                if self._garbage_level > 1:
+                if self._garbage_level > 1 or lines.dropped > _MAX_GARBAGE_BYTES:
                     reason, cut = "the sandbox wrote too much that is no message", False
                     break
         except SandboxGone as problem:

@@ -62,7 +62,7 @@ async def start_sandbox(
             try:
                 started = await _start(runtime, spec, expected_tools, timeout_s, hint=over.instead, hidden=hidden)
             except StartOver as again:
-                raise unready(spec.image, again.problem, timeout_s) from again
+                raise _with_exit_code(unready(spec.image, again.problem, timeout_s), again.exit_code) from again
     eras.remember(spec, started.era)
     return started
 
@@ -96,7 +96,14 @@ async def _start(
             "log_tail": without(secret, end.log_tail)[-2000:],
         }
         _log.warning("sandbox_start_failed", extra={"fields": tail})
-        if isinstance(problem, RuntimeUnavailable) and end.cause == "exited":
-            raise RuntimeUnavailable(f"{problem} Its program exited with code {end.exit_code}.") from problem
+        exit_code = end.exit_code if end.cause == "exited" else None
+        if isinstance(problem, StartOver):
+            problem.exit_code = exit_code
+        if isinstance(problem, RuntimeUnavailable):
+            raise _with_exit_code(problem, exit_code) from problem
         raise
     return started
+
+
+def _with_exit_code(problem: RuntimeUnavailable, exit_code: int | None) -> RuntimeUnavailable:
+    return problem if exit_code is None else RuntimeUnavailable(f"{problem} Its program exited with code {exit_code}.")
