@@ -74,10 +74,12 @@ class ToolServer:
         catalog: Catalog | None = None,
         *,
         keep_workspaces_in: Path | None = None,
+        added_images_of: Path | None = None,
     ) -> None:
         """Owns the runtime from here on. The catalog is the one that comes with the package unless one is given.
 
         `keep_workspaces_in`: a folder that gets the workspaces of the sessions that a shutdown ends; None: they are deleted.
+        `added_images_of`: the state folder whose added images are offered, when it is not this server's.
         """
         self._keep_workspaces_in = keep_workspaces_in
         self.settings, self.runtime = settings, runtime
@@ -93,7 +95,14 @@ class ToolServer:
         self.call_journal = CallJournal(self.journal)
         self.quotas = Quotas(settings.session, settings.tenant)
         self.boot = boot.boot_id()
-        self.added_images = AddedImages(self.catalog, self.database, self.journal, settings.tools)
+        self.added_images = AddedImages(
+            self.catalog,
+            self.database,
+            self.journal,
+            settings.tools,
+            unusable=runtime.added_problem(),
+            elsewhere=added_images_of,
+        )
         self.registry = Registry(
             settings,
             runtime,
@@ -169,7 +178,7 @@ class ToolServer:
                     lambda c: close_gaps(c, self.journal, machine_lost=found.machine_lost), writes=False
                 )
                 self.database.run(lambda c: take_up(c, self.quotas), writes=False)
-                self.database.run(self.added_images.begin, writes=False)
+                self.added_images.begin()
             except JournalUnavailable as problem:
                 raise StartRefused(f"The calls journal can't be used: {problem}.") from problem
             except StoreUnavailable as problem:
@@ -187,6 +196,7 @@ class ToolServer:
             self.executor.take_over(found.calls)
         except BaseException:
             self.journal.close()
+            self.added_images.close()
             self.database.close()
             self._lock.release()
             raise
@@ -308,6 +318,7 @@ class ToolServer:
         self.journal.close()
         with contextlib.suppress(StoreUnavailable):
             await self.database.write(self._note_end, durable=True)
+        self.added_images.close()
         self.database.close()
         if self.spans is not None:
             await asyncio.to_thread(self.spans.close)

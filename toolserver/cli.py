@@ -97,6 +97,14 @@ def serve(
         bool,
         typer.Option("--keep-sessions", help="A shutdown leaves the sessions to the next start on this state folder."),
     ] = False,
+    usual_tools: Annotated[
+        bool,
+        typer.Option(
+            "--usual-tools",
+            help="With --state-dir: offer the images of the usual state folder, to which `toolserver tools add` adds without "
+            "--state-dir.",
+        ),
+    ] = False,
     log_format: Annotated[
         str | None, typer.Option(help="json, text, or auto: text on a terminal, else json.", show_default="auto")
     ] = None,
@@ -115,7 +123,9 @@ def serve(
     from toolserver.telemetry.logs import configure_logging
 
     configure_logging(settings.log.level, settings.log.format)
-    options = ServeOptions(ready_file, exit_with_parent, keep_workspaces)
+    usual = load_settings(config).state_dir if usual_tools else settings.state_dir
+    elsewhere = usual if usual.resolve() != settings.state_dir.resolve() else None
+    options = ServeOptions(ready_file, exit_with_parent, keep_workspaces, elsewhere)
     try:
         uvloop.run(serve(settings, options, lambda line: print(line, file=sys.stderr, flush=True)))
     except StartRefused as problem:

@@ -34,12 +34,14 @@ _log = logging.getLogger(__name__)
 class ServeOptions:
     """`ready_file`: gets {"url", "pid"} once the server takes requests. `exit_with_parent`: ends when stdin does.
 
-    `keep_workspaces`: the folder for the workspaces of the sessions that the shutdown ends.
+    `keep_workspaces`: the folder for the workspaces of the sessions that the shutdown ends. `added_images_of`: the state folder
+    whose added images are offered in place of the server's own.
     """
 
     ready_file: Path | None = None
     exit_with_parent: bool = False
     keep_workspaces: Path | None = None
+    added_images_of: Path | None = None
 
 
 class _Uvicorn(uvicorn.Server):
@@ -67,7 +69,13 @@ async def serve(settings: Settings, options: ServeOptions, say: Callable[[str], 
         if options.exit_with_parent:
             settings = _with_lease(settings, _PARENTS_LEASE_S)
         catalog = fake_catalog() if settings.runtime.name == "fake" else None
-        crib = ToolServer(settings, runtime, catalog, keep_workspaces_in=_keeping_folder(options))
+        crib = ToolServer(
+            settings,
+            runtime,
+            catalog,
+            keep_workspaces_in=_keeping_folder(options),
+            added_images_of=options.added_images_of,
+        )
         await crib.start()
     except BaseException:
         listener.close()

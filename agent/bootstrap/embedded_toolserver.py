@@ -1,7 +1,7 @@
 """A ToolServer of the run's own: a child process on loopback that ends with us, however we end.
 
 The child has a key made for this run and a state folder of its own; both stay in the run's folder, so that after a crash
-the same run finds its calls again. It reads its standard input and ends when that closes, so that a killed agent leaves
+the same run finds its calls again. It offers the tool images that were added for all servers of this user. It reads its standard input and ends when that closes, so that a killed agent leaves
 no server behind. It runs in a process group of its own: Ctrl-C reaches it only through us, after the session was closed.
 """
 
@@ -76,7 +76,7 @@ class EmbeddedToolServer:
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command, *arguments, "--ready-file", str(ready_file), "--exit-with-parent",
-                "--keep-workspaces", str(self.kept),
+                "--usual-tools", "--keep-workspaces", str(self.kept),
                 stdin=asyncio.subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True,
             )  # fmt: skip
         (self._folder / "pid").write_text(f"{self._process.pid} {_born(self._process.pid)}", "ascii")

@@ -25,7 +25,8 @@ _PLACE = re.compile(r"(?<!\{)\{([A-Za-z_][A-Za-z0-9_.-]*)\??\}")
 class AddedImage:
     """An entry and what is known of it. `image` is None while it is withheld, for `reason`. `names` its tools have, or had.
 
-    where: `settings` or `database`. state: `approved`, `new` (nothing was approved yet), `changed` or `refused`.
+    where: `settings` or `database`. state: `approved`, `new` (nothing was approved yet), `changed`, `refused` or `unusable` (this
+    runtime runs none of them).
     """
 
     name: str

@@ -82,10 +82,17 @@ class Catalog:
         """At most `k` tools that fit the words of `query`, best first; none when nothing fits."""
         return self.index.rank(self.tools(), query, k, images)
 
-    def take_up(self, rows: Iterable[ToolImageRow], settings: Mapping[str, ToolEntry]) -> set[str]:
-        """Offer what was added and approved, and no more than that. The names of images whose sandboxes are not right any more."""
+    def take_up(
+        self, rows: Iterable[ToolImageRow], settings: Mapping[str, ToolEntry], unusable: str | None = None
+    ) -> set[str]:
+        """Offer what was added and approved, and no more than that. The names of images whose sandboxes are not right any more.
+
+        `unusable`: why none of them can be started here.
+        """
         builtin = [image for image in self.images.values() if image.name not in self.added]
         found = {one.name: one for one in load_added(rows, settings, builtin)}
+        if unusable is not None:
+            found = {name: _unusable(one, unusable) for name, one in found.items()}
         before = {name: one.key() for name, one in self.added.items()}
         for name in self.added:
             self.images.pop(name, None)
@@ -114,6 +121,10 @@ class Catalog:
             (one for one in self.withheld() if (images is None or one.name in images) and name in one.names.values()),
             None,
         )
+
+
+def _unusable(one: AddedImage, why: str) -> AddedImage:
+    return one if one.image is None else replace(one, state="unusable", image=None, reason=why)
 
 
 def _image_folders(root: Traversable) -> list[Traversable]:

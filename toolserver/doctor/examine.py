@@ -31,6 +31,7 @@ async def examine(settings: Settings) -> dict[str, Any]:
     checks = host_checks(settings)
     isolation: dict[str, Any] = {}
     name: str = settings.runtime.name
+    unusable: str | None = None
     try:
         runtime, weaker = await choose_runtime(
             settings.runtime, server_id(settings.state_dir), settings.state_dir, settings.egress.docker_network
@@ -40,11 +41,11 @@ async def examine(settings: Settings) -> dict[str, Any]:
     else:
         name = runtime.name
         checks[:0] = await _runtime_checks(runtime, weaker, settings.egress.max_mode)
-        isolation = runtime.isolation()
+        isolation, unusable = runtime.isolation(), runtime.added_problem()
         await runtime.close()
     if name == "docker" and not any(one.state == "problem" for one in checks):
         checks.append(_images(settings))
-    checks += _catalog(settings)
+    checks += _catalog(settings, unusable)
     problems = [one.advice for one in checks if one.state == "problem"]
     return {
         "runtime": name,
@@ -55,9 +56,9 @@ async def examine(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _catalog(settings: Settings) -> list[Check]:
+def _catalog(settings: Settings, unusable: str | None) -> list[Check]:
     try:
-        catalog = known_catalog(settings)
+        catalog = known_catalog(settings, unusable)
     except (StartRefused, StoreUnavailable) as why:
         return [check("catalog", "can't be read", str(why), problem=True)]
     checks = [check("catalog", "an image is refused", problem) for problem in catalog.problems]

@@ -10,10 +10,10 @@ from toolserver.store.database import Database
 from toolserver.store.tool_images import ToolImageRow
 
 
-def known_catalog(settings: Settings) -> Catalog:
-    """Raises StartRefused, StoreUnavailable. Makes no database where there is none."""
+def known_catalog(settings: Settings, unusable: str | None = None) -> Catalog:
+    """`unusable`: why no added image can be started. Raises StartRefused, StoreUnavailable. Makes no database where there is none."""
     catalog = Catalog.load(settings)
-    catalog.take_up(stored_rows(settings), settings.tools)
+    catalog.take_up(stored_rows(settings), settings.tools, unusable)
     return catalog
 
 

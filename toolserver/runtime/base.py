@@ -204,6 +204,10 @@ class SandboxRuntime(ABC):
         del image, reference, host_programs
         return None
 
+    def added_problem(self) -> str | None:
+        """Why images that were added don't run here, and what to do; None: they do."""
+        return None
+
     @abstractmethod
     async def resize(self, sandbox: Sandbox, limits: Limits) -> Limits:
         """Give a running sandbox other limits of memory, cpus and pids; what is in effect, read back.

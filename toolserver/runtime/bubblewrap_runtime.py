@@ -456,6 +456,9 @@ class BubblewrapRuntime(SandboxRuntime):
         """One sentence for people: what this runtime does less well than docker."""
         return "Images that were added need Docker: bubblewrap runs only those of Toolcrib."
 
+    def added_problem(self) -> str | None:
+        return f"{self.weaker()} Start a Docker engine, and build what it needs: toolserver images build"
+
     def _counts_processes(self) -> bool:
         release = tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2])
         return self._root or release >= PER_NAMESPACE_LIMITS

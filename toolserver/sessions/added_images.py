@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
-
-from sqlalchemy import Connection
 
 from toolserver.catalog.catalog import Catalog
 from toolserver.catalog.offered import changes, pin
-from toolserver.errors import StoreUnavailable
+from toolserver.errors import StartRefused, StoreUnavailable
 from toolserver.journal.journal import Journal
 from toolserver.sessions.registry import Registry
 from toolserver.store import tool_images
+from toolserver.store.connection import database_path
 from toolserver.store.database import Database
 from toolserver.store.tool_images import Drift, ToolImageRow
 from toolserver.tool_entry import ToolEntry
@@ -22,24 +22,48 @@ _log = logging.getLogger(__name__)
 
 
 class AddedImages:
-    """`attach` a registry before its sandboxes start."""
+    """`attach` a registry before its sandboxes start, `begin` before sessions are taken over, `close` at the end."""
 
     def __init__(
-        self, catalog: Catalog, database: Database, journal: Journal, settings: Mapping[str, ToolEntry]
+        self,
+        catalog: Catalog,
+        database: Database,
+        journal: Journal,
+        settings: Mapping[str, ToolEntry],
+        *,
+        unusable: str | None = None,
+        elsewhere: Path | None = None,
     ) -> None:
-        self._catalog, self._database, self._journal, self._settings = catalog, database, journal, settings
+        """`unusable`: why none can be started here. `elsewhere`: the state folder that they were added to, when it is another
+        one than the server's: its database is used in place of `database`, also to note what drifted.
+        """
+        self._catalog, self._journal, self._settings = catalog, journal, settings
+        self._database: Database | None = database if elsewhere is None else None
+        self._elsewhere, self._unusable = elsewhere, unusable
         self._registry: Registry | None = None
         self._version = -1
 
     def attach(self, registry: Registry) -> None:
         self._registry = registry
 
-    def begin(self, connection: Connection) -> None:
-        """At the server's start, before sessions are taken over."""
-        self._take_up(tool_images.version(connection), tool_images.listing(connection))
+    def begin(self) -> None:
+        """Take up what there is. Raises StartRefused, StoreUnavailable."""
+        if self._elsewhere is not None:
+            self._database = _opened(self._elsewhere)
+        if self._database is None:
+            self._take_up(0, [])
+        else:
+            self._take_up(*self._database.run(lambda c: (tool_images.version(c), tool_images.listing(c)), writes=False))
+
+    def close(self) -> None:
+        if self._elsewhere is not None and self._database is not None:
+            self._database.close()
+            self._database = None
 
     async def look(self) -> None:
         """Whether the operator changed something, and take it up. While the database is away all stays as it is."""
+        if self._database is None:
+            return
         try:
             version = await self._database.read(tool_images.version)
             if version == self._version:
@@ -51,7 +75,7 @@ class AddedImages:
         self._take_up(version, rows)
 
     def _take_up(self, version: int, rows: list[ToolImageRow]) -> None:
-        changed = self._catalog.take_up(rows, self._settings)
+        changed = self._catalog.take_up(rows, self._settings, self._unusable)
         self._version = version
         for name in sorted(changed):
             one = self._catalog.added.get(name)
@@ -92,7 +116,22 @@ class AddedImages:
             )
 
     async def _note(self, job: Any) -> None:
+        if self._database is None:
+            return
         try:
             await self._database.write(job)
         except StoreUnavailable as problem:
             _log.warning("tool_image_not_noted", extra={"fields": {"problem": str(problem)}})
+
+
+def _opened(state_dir: Path) -> Database | None:
+    """The database of another state folder; None where there is none, and none is made. Raises StartRefused."""
+    path = database_path(state_dir)
+    try:
+        if not path.exists():
+            return None
+    except OSError as problem:
+        raise StartRefused(f"The state folder of the added images can't be used: {problem}.") from problem
+    database = Database(path)
+    database.open()
+    return database
