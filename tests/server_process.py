@@ -33,6 +33,7 @@ class ServerProcess:
     settings: dict[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()  # more of them for `serve`
     key: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+    within: tuple[str, ...] = ()  # a command that starts the server's own, given as its last arguments
     url: str = ""
     process: subprocess.Popen[bytes] | None = None
 
@@ -41,7 +42,7 @@ class ServerProcess:
         ready = self.folder / "ready.json"
         ready.unlink(missing_ok=True)
         (self.folder / "canary").write_text(CANARY)
-        command = [sys.executable, "-m", "toolserver", "serve", "--port", "0", "--runtime", self.runtime]
+        command = [*self.within, sys.executable, "-m", "toolserver", "serve", "--port", "0", "--runtime", self.runtime]
         command += ["--state-dir", str(self.folder / "state"), "--ready-file", str(ready), *self.arguments]
         environment = {**os.environ, "TOOLSERVER_API_KEY": self.key, "TOOLCRIB_TEST_CANARY": CANARY, **self.settings}
         with (self.folder / "server.log").open("ab") as log:

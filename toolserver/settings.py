@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -144,7 +145,8 @@ class EgressSettings(Section):
     """What sandboxes may reach through the egress proxy. MiB, seconds.
 
     `max_mode` and, for the mode allow, `allow` bound every session. `allow_private` names host:port pairs that may be reached
-    although they are not public.
+    although they are not public. `ca_file` holds certificates (PEM) of authorities that vouch for hosts with a secret header,
+    beside those that the proxy's system trusts.
     """
 
     max_mode: Literal["none", "allow", "open"] = "open"
@@ -156,6 +158,7 @@ class EgressSettings(Section):
     max_connection_s: float = Field(3600, gt=0)
     idle_s: float = Field(300, gt=0)
     docker_network: str = Field("bridge", min_length=1)  # docker: the engine's network that the proxy is on
+    ca_file: Path | None = None
 
     @model_validator(mode="after")
     def _rules_are_readable(self) -> Self:
@@ -166,6 +169,23 @@ class EgressSettings(Section):
         if self.allow and self.max_mode != "allow":
             raise ValueError('allow goes with max_mode "allow"')
         return self
+
+    @model_validator(mode="after")
+    def _authorities_are_readable(self) -> Self:
+        self.authorities()
+        return self
+
+    def authorities(self) -> str:
+        """What stands in `ca_file`. Raises ValueError."""
+        if self.ca_file is None:
+            return ""
+        try:
+            text = self.ca_file.read_text("ascii")
+            ssl.create_default_context(cadata=text)
+        except (OSError, ValueError, ssl.SSLError) as problem:
+            why = problem.strerror if isinstance(problem, OSError) and problem.strerror else "it holds no certificate"
+            raise ValueError(f"ca_file can't be used, {self.ca_file}: {why}") from problem
+        return text
 
 
 class McpSettings(Section):

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from toolserver.egress.policy import EgressPolicy, canonical_host
+from toolserver.egress.policy import EgressPolicy
 
 NAME = r"^[a-z][a-z0-9-]{0,40}$"
 REFERENCE = r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$"
@@ -58,7 +58,7 @@ class EntryLimits(_Part):
 
 
 class HeaderEntry(_Part):
-    """A header that the egress proxy puts into requests to `host`."""
+    """A header that the egress proxy puts into requests to `host`: ports 80 and 443, or the one of `host:port`."""
 
     host: str
     header: str
@@ -68,7 +68,10 @@ class HeaderEntry(_Part):
     @field_validator("host")
     @classmethod
     def _host(cls, text: str) -> str:
-        return canonical_host(text)
+        rules = EgressPolicy("allow", (text,)).allow
+        if "*" in text:
+            raise ValueError("is one host, not many")
+        return rules[0] if len(rules) == 1 else rules[0].rpartition(":")[0]
 
     @field_validator("header")
     @classmethod

@@ -19,7 +19,7 @@ from toolserver.runtime.docker_launcher import ROLE
 from toolserver.runtime.docker_sandbox import Containers, DockerSandbox
 from toolserver.runtime.docker_sidecar import EGRESS_IMAGE
 from toolserver.runtime.docker_stream import AttachedStream
-from toolserver.runtime.hardening import EGRESS_LIMITS, egress_request
+from toolserver.runtime.hardening import CONTAINER, EGRESS_LIMITS, egress_request
 
 SANDBOX = "toolcrib.sandbox"
 _PROXY, _DOORS = "egress-proxy", "doors"
@@ -92,8 +92,12 @@ class DockerEgress:
             await self._engine.image(f"{EGRESS_IMAGE}:{version('toolcrib')}")
         except (NotInEngine, Refused):
             return "Its image is not built: toolserver images build egress"
+        other = self._network.removeprefix(CONTAINER) if self._network.startswith(CONTAINER) else None
         try:
-            await self._engine.call(lambda client: client.inspect_network(self._network))
+            if other is not None:
+                await self._engine.call(lambda client: client.inspect_container(other))
+            else:
+                await self._engine.call(lambda client: client.inspect_network(self._network))
         except (NotInEngine, Refused):
             return (
                 f"The engine has no network {self._network}: set TOOLSERVER_EGRESS__DOCKER_NETWORK to one that it has."

@@ -135,8 +135,11 @@ def _make_foreign(body: dict[str, Any], spec: SandboxSpec, foreign: Foreign) -> 
         {"Type": "tmpfs", "Target": folder, "TmpfsOptions": {"SizeBytes": size, "Mode": 0o1777}} for folder in scratch
     ]
     if foreign.beside is not None:
-        host["NetworkMode"] = f"container:{foreign.beside}"
+        host["NetworkMode"] = f"{CONTAINER}{foreign.beside}"
         del body["Hostname"]  # it has that of the other one
+
+
+CONTAINER = "container:"  # with its name: a network of the engine's is that of another container
 
 
 def egress_request(
@@ -151,6 +154,8 @@ def egress_request(
     body |= {"User": f"{EGRESS_UID}:{EGRESS_UID}", "Hostname": "egress", "StdinOnce": True}
     host: dict[str, Any] = body["HostConfig"]
     host["NetworkMode"] = network
+    if network.startswith(CONTAINER):
+        del body["Hostname"]  # it has that of the other one
     host["Mounts"] = [{"Type": "volume", "Source": doors, "Target": DOORS_FOLDER, "ReadOnly": False}]
     files = {"Name": "nofile", "Soft": EGRESS_OPEN_FILES, "Hard": EGRESS_OPEN_FILES}
     host["Ulimits"] = [files, *(one for one in host["Ulimits"] if one["Name"] != "nofile")]

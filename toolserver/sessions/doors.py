@@ -68,7 +68,11 @@ class Doors:
             "idle_s": settings.idle_s,
             "total_s": settings.max_connection_s,
         }
-        configuration = {"allow_private": list(settings.allow_private), "limits": limits}
+        configuration = {
+            "allow_private": list(settings.allow_private),
+            "limits": limits,
+            "authorities": settings.authorities(),
+        }
         self._gate = EgressGate(
             runtime.start_egress,
             configuration,
