@@ -164,6 +164,7 @@ def test_langchain_loads_and_invokes_the_tools(run: Run, server: ServerProcess) 
     status, text = seen["failed"]
     assert status == "error"
     assert "ZeroDivisionError" in text
+    assert "NameError" in seen["alone"]
     assert {session["id"] for session in sessions(server)} == before
 
 

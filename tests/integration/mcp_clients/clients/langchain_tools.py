@@ -36,6 +36,8 @@ async def main() -> None:
             seen["failed"] = [failed.status, text_of(failed.content)]
         except ToolException as problem:
             seen["failed"] = ["error", str(problem)]
+    alone = {tool.name: tool for tool in await client.get_tools()}  # each call is a session of its own
+    seen["alone"] = text_of(await alone["python_execute"].ainvoke({"code": "print(answer)"}))
     print(json.dumps(seen))
 
 

@@ -11,7 +11,9 @@ import httpx
 from mcp import ClientSession, McpError, types
 from mcp.client.streamable_http import streamable_http_client
 
-SLOW = "echo begun > {name}; sleep 30; echo done > {name}"
+SLOW = "echo begun > c.txt; sleep 30; echo done > c.txt"
+BEGUN = "until [ -e c.txt ]; do sleep 0.1; done"
+SETTLED = "for n in $(seq 50); do pgrep -f '^sleep 30' > /dev/null || break; sleep 0.2; done; cat c.txt; pgrep -cf '^sleep 30'"
 
 
 def text_of(result: types.CallToolResult) -> str:
@@ -60,14 +62,13 @@ class Story:
     async def cancel(self) -> None:
         """This client cancels by a notification that its caller sends."""
         number = self.session._request_id
-        command = {"command": SLOW.format(name="c.txt")}
-        call = asyncio.create_task(self.session.call_tool("shell_execute", command))
-        await asyncio.sleep(2)
+        call = asyncio.create_task(self.session.call_tool("shell_execute", {"command": SLOW}))
+        await asyncio.sleep(0.1)  # so that the call, not the one below, is sent with that number
+        await self.session.call_tool("shell_execute", {"command": BEGUN})
         about = types.CancelledNotificationParams(requestId=number, reason="no longer wanted")
         await self.session.send_notification(types.ClientNotification(types.CancelledNotification(params=about)))
-        await asyncio.sleep(1)
+        ended = await self.session.call_tool("shell_execute", {"command": SETTLED})
         call.cancel()
-        ended = await self.session.call_tool("shell_execute", {"command": "cat c.txt; pgrep -c sleep"})
         self.seen["cancelled"] = text_of(ended)
 
 

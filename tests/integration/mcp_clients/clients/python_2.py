@@ -12,6 +12,10 @@ from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, ElicitRequestParams, ElicitResult, TextContent
 
+SLOW = "echo begun > c.txt; sleep 30; echo done > c.txt"
+BEGUN = "until [ -e c.txt ]; do sleep 0.1; done"
+SETTLED = "for n in $(seq 50); do pgrep -f '^sleep 30' > /dev/null || break; sleep 0.2; done; cat c.txt; pgrep -cf '^sleep 30'"
+
 
 def text_of(result: CallToolResult) -> str:
     return "\n".join(block.text for block in result.content if isinstance(block, TextContent))
@@ -45,13 +49,11 @@ async def tell(client: Client, seen: dict[str, Any]) -> None:
 
     await client.call_tool("test_tool_with_progress", {}, progress_callback=hear)
     seen["progress"] = told
-    command = {"command": "echo begun > c.txt; sleep 30; echo done > c.txt"}
-    call = asyncio.create_task(client.call_tool("shell_execute", command))
-    await asyncio.sleep(2)
+    call = asyncio.create_task(client.call_tool("shell_execute", {"command": SLOW}))
+    await client.call_tool("shell_execute", {"command": BEGUN})
     call.cancel()
     await asyncio.wait([call])
-    await asyncio.sleep(1)
-    ended = await client.call_tool("shell_execute", {"command": "cat c.txt; pgrep -c sleep"})
+    ended = await client.call_tool("shell_execute", {"command": SETTLED})
     seen["cancelled"] = text_of(ended)
 
 

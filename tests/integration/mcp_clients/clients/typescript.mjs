@@ -7,7 +7,6 @@ const { StreamableHTTPClientTransport } = await import(
 const asking = generation === "1" ? (await import("@modelcontextprotocol/sdk/types.js")).ElicitRequestSchema : "elicitation/create";
 
 const { MCP_URL, MCP_KEY, MCP_RELAY, MCP_SESSION } = process.env;
-const wait = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 const textOf = (result) => result.content.filter((block) => block.type === "text").map((block) => block.text).join("\n");
 const seen = {};
 
@@ -58,11 +57,11 @@ const headers = { Authorization: `Bearer ${MCP_KEY}`, ...(generation === "1" ? {
   const stop = new AbortController();
   const command = "echo begun > c.txt; sleep 30; echo done > c.txt";
   const long = call("shell_execute", { command }, { signal: stop.signal }).catch((problem) => problem.message);
-  await wait(2000);
+  await call("shell_execute", { command: "until [ -e c.txt ]; do sleep 0.1; done" });
   stop.abort("no longer wanted");
   await long;
-  await wait(1000);
-  seen.cancelled = textOf(await call("shell_execute", { command: "cat c.txt; pgrep -c sleep" }));
+  const gone = "for n in $(seq 50); do pgrep -f '^sleep 30' > /dev/null || break; sleep 0.2; done";
+  seen.cancelled = textOf(await call("shell_execute", { command: `${gone}; cat c.txt; pgrep -cf '^sleep 30'` }));
   if (generation === "1") {
     await transport.terminateSession();
   }
