@@ -89,8 +89,18 @@ class ToolServer:
         self.metrics = Metrics()
         self.spans = _open_spans(settings)
         self.observer = RequestObserver(self.metrics, self.spans)
-        self.streams = Streams(settings.http.max_streams, settings.http.max_streams_per_tenant, self.metrics)
-        self.listeners = Streams(settings.mcp.max_listeners, settings.mcp.max_listeners_per_tenant, self.metrics)
+        self.streams = Streams(
+            settings.http.max_streams,
+            settings.http.max_streams_per_tenant,
+            self.metrics,
+            "Nothing was run. Close one, or ask without Accept: text/event-stream.",
+        )
+        self.listeners = Streams(
+            settings.mcp.max_listeners,
+            settings.mcp.max_listeners_per_tenant,
+            self.metrics,
+            "Close one, or do without: tools are listed and called all the same.",
+        )
         self.journal = Journal(folder_of(settings.state_dir), settings.journal)
         self.call_journal = CallJournal(self.journal)
         self.quotas = Quotas(settings.session, settings.tenant)

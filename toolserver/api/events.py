@@ -61,8 +61,10 @@ def offset_of(request: Request, after: int) -> int:
 class Streams:
     """The open streams. Each costs a connection, a chunk of output and a waiting request to its sandbox."""
 
-    def __init__(self, limit: int, limit_per_tenant: int, metrics: Metrics) -> None:
+    def __init__(self, limit: int, limit_per_tenant: int, metrics: Metrics, advice: str) -> None:
+        """`advice`: what one can do who got none."""
         self._limit, self._limit_per_tenant, self._metrics = limit, limit_per_tenant, metrics
+        self._advice = advice
         self._open: Counter[str] = Counter()  # by tenant
 
     @property
@@ -71,15 +73,15 @@ class Streams:
 
     def take(self, tenant: str) -> None:
         """Raises quota_exceeded. `give_back` must follow."""
-        advice = "Nothing was run. Close one, or ask without Accept: text/event-stream."
         if self._open[tenant] >= self._limit_per_tenant:
             raise ToolServerError(
                 Code.QUOTA_EXCEEDED,
-                f"{self._limit_per_tenant} event streams are open, the most that one tenant may have. {advice}",
+                f"{self._limit_per_tenant} event streams are open, the most that one tenant may have. {self._advice}",
             )
         if self.open >= self._limit:
             raise ToolServerError(
-                Code.QUOTA_EXCEEDED, f"{self._limit} event streams are open, the most that this server has. {advice}"
+                Code.QUOTA_EXCEEDED,
+                f"{self._limit} event streams are open, the most that this server has. {self._advice}",
             )
         self._open[tenant] += 1
 

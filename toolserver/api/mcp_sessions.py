@@ -21,12 +21,15 @@ from toolserver.store.keys import Key
 
 LABEL_REVISION, LABEL_CLIENT, LABEL_ELICITS = "mcp.revision", "mcp.client", "mcp.elicits"
 _FORM = re.compile(r"mcp_[0-9a-f]{32}")
-_MOST = 4096  # in all; of those without a sandbox the one that was unused longest gives way
+_MOST, _MOST_OF_KEY = 4096, 512  # beyond it the one that was unused longest gives way
 
 
 @dataclass
 class McpSession:
-    """`room`: the id of its ToolServer session, once there is one. `standing` counts its streams for changes: the last one holds."""
+    """`room`: the id of its ToolServer session, once there is one.
+
+    `listener` numbers its streams for changes: the last one holds; `listeners` are those that are open.
+    """
 
     session_id: str
     key_id: str
@@ -37,8 +40,13 @@ class McpSession:
     room: str | None = None
     log_level: int | None = None
     flights: dict[RpcId, Flight] = field(default_factory=dict)
-    standing: int = 0
+    listener: int = 0
+    listeners: int = 0
     ended: bool = False
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.flights or self.listeners)
 
     @property
     def labels(self) -> dict[str, str]:
@@ -62,11 +70,17 @@ class McpSessions:
         session = McpSession(
             f"mcp_{secrets.token_hex(16)}", key.key_id, revision, _client(params), elicits, self._clock()
         )
+        mine = [known for known in self._live.values() if known.key_id == key.key_id]
+        if len(mine) >= _MOST_OF_KEY:
+            self._give_way(mine)
+        elif len(self._live) >= _MOST:
+            self._give_way(list(self._live.values()))
         self._live[session.session_id] = session
-        if len(self._live) > _MOST:
-            unused = next((s for s in self._live.values() if s.room is None), session)
-            self._drop(unused)
         return session
+
+    def _give_way(self, known: list[McpSession]) -> None:
+        """One that has a ToolServer session is found again by that."""
+        self._drop(next((session for session in known if not session.busy), known[0]))
 
     def find(self, crib: Services, key: Key, session_id: str) -> McpSession:
         """Raises RpcFault 404: there is none, or it was not used for long, or its ToolServer session has ended."""
@@ -79,7 +93,7 @@ class McpSessions:
             raise _not_found()
         if room is not None:
             session.room = room.session_id
-        elif session.room is not None or (not session.flights and now - session.used >= crib.settings.session.idle_s):
+        elif session.room is not None or (not session.busy and now - session.used >= crib.settings.session.idle_s):
             self._drop(session)
             raise _not_found()
         session.used = now

@@ -32,7 +32,9 @@ from toolserver.api.mcp_sessions import McpSession, McpSessions
 from toolserver.api.mcp_told import Flight, event, resume
 from toolserver.api.services import Phase, Services, caller, services
 from toolserver.calls.request import CallRequest
+from toolserver.catalog.image import Tool
 from toolserver.errors import ToolServerError
+from toolserver.store.keys import Key
 from toolserver.telemetry.trace import trace_id
 
 _MAX_BATCH = 32
@@ -205,23 +207,27 @@ class WithSessions:
             return await resume(request, session.revision, session.elicits, last_event)
         crib, key = services(request), caller(request, "read")
         crib.listeners.take(key.tenant)
-        return ByteStream(self._changes(crib, key_session=(request, session)), crib.listeners, key.tenant, {})
+        return ByteStream(self._changes(crib, key, session), crib.listeners, key.tenant, {})
 
-    async def _changes(self, crib: Services, key_session: tuple[Request, McpSession]) -> AsyncIterator[bytes]:
-        request, session = key_session
-        key = caller(request, "read")
-        session.standing += 1
-        mine = session.standing
-        yield event(None)
+    async def _changes(self, crib: Services, key: Key, session: McpSession) -> AsyncIterator[bytes]:
+        session.listener += 1
+        mine = session.listener
+
+        def tools() -> list[Tool]:
+            return tools_of(crib, self._sessions.room_of(crib, key, session))
 
         def goes_on() -> bool:
             gone = session.room is not None and self._sessions.room_of(crib, key, session) is None
-            taken_over = session.standing != mine
+            taken_over = session.listener != mine
             return not (gone or taken_over or session.ended or crib.readiness.phase is Phase.DRAINING)
 
-        tools = lambda: tools_of(crib, self._sessions.room_of(crib, key, session))  # noqa: E731 - asked again and again
-        async for changed in changes(tools, goes_on):
-            yield event(note("notifications/tools/list_changed") if changed else None)
+        session.listeners += 1
+        try:
+            yield event(None)
+            async for changed in changes(tools, goes_on):
+                yield event(note("notifications/tools/list_changed") if changed else None)
+        finally:
+            session.listeners -= 1
 
     async def delete(self, request: Request) -> Response:
         """Raises RpcFault."""

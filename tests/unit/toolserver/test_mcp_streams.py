@@ -267,13 +267,24 @@ async def test_a_session_without_calls_is_forgotten_when_unused(tmp_path: Path) 
         assert (await client.post(client.message("ping", {}))).status_code == 404
 
 
+async def test_a_session_that_listens_is_used(tmp_path: Path) -> None:
+    async with running(settings(tmp_path, session={"idle_s": 0.3})) as crib, serving(crib) as http:
+        client = McpClient(http)
+        await client.begin()
+        async with listening(client):
+            await asyncio.sleep(0.5)
+            assert await client.result("ping") == {}
+
+
+@pytest.mark.parametrize("bound", ["_MOST", "_MOST_OF_KEY"])
 async def test_more_sessions_than_are_kept_push_out_the_one_that_is_unused_longest(
-    crib: Crib, monkeypatch: pytest.MonkeyPatch
+    crib: Crib, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
-    monkeypatch.setattr("toolserver.api.mcp_sessions._MOST", 5)
+    monkeypatch.setattr(f"toolserver.api.mcp_sessions.{bound}", 5)
     working, idle = await connected(crib), await connected(crib)
     await working.call("count")
     for _ in range(5):
-        await connected(crib)
+        last = await connected(crib)
+        await last.result("ping")
     assert (await idle.post(idle.message("ping", {}))).status_code == 404
     assert text_of(await working.call("count")) == "count 2"
