@@ -20,6 +20,7 @@ from toolserver.api.answers import handle, json_answer
 from toolserver.api.edge import Edge
 from toolserver.api.mcp import McpEndpoint
 from toolserver.api.openapi import Described, document
+from toolserver.api.origins import Cors
 from toolserver.api.services import Services, caller
 from toolserver.errors import RuntimeUnavailable, StoreUnavailable, ToolServerError
 
@@ -136,4 +137,5 @@ def application(services: Services, version: str) -> ASGIApp:
     table.append(routing.Route("/openapi.json", openapi))
     router = APIRouter(routes=table, redirect_slashes=False)
     kinds = (ToolServerError, RuntimeUnavailable, StoreUnavailable, HTTPException)
-    return Edge(ExceptionMiddleware(router, handlers=dict.fromkeys(kinds, handle)), services)
+    edge = Edge(ExceptionMiddleware(router, handlers=dict.fromkeys(kinds, handle)), services)
+    return Cors(edge, services.settings.http)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
-from urllib.parse import urlsplit
-
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,6 +13,7 @@ from toolserver.api.mcp_revisions import REVISIONS, unsupported
 from toolserver.api.mcp_rooms import Rooms
 from toolserver.api.mcp_stateless import Stateless, is_stateless
 from toolserver.api.mcp_with_sessions import WithSessions
+from toolserver.api.origins import takes_host, takes_origin
 from toolserver.api.services import caller, services
 from toolserver.errors import ToolServerError
 
@@ -93,37 +91,13 @@ def _check_form(request: Request, *needed: str) -> None:
 def _check_where(request: Request) -> None:
     """Against web pages that reach the server through a name of theirs, or from where the operator wants none. Raises RpcFault."""
     http = services(request).settings.http
-    hosts = request.headers.getlist("host")
-    host = _host_of("//" + hosts[0]) if len(hosts) == 1 else None
-    held = bool(http.allowed_hosts) or _is_loopback(http.host)
-    if held and not (_is_loopback(host) or _is_address(host) or host in (http.host, *http.allowed_hosts)):
+    if not takes_host(http, request.headers.getlist("host")):
         raise _foreign("Host", "http.allowed_hosts")
     for origin in request.headers.getlist("origin"):
-        if origin not in http.allowed_origins and not _is_loopback(_host_of(origin)):
+        if not takes_origin(http, origin):
             raise _foreign("Origin", "http.allowed_origins")
 
 
 def _foreign(header: str, setting: str) -> RpcFault:
     told = f"Requests with this {header} are not taken here. The server's setting {setting} names those that are."
     return RpcFault(403, told, status=403)
-
-
-def _host_of(url: str) -> str | None:
-    try:
-        return urlsplit(url).hostname
-    except ValueError:
-        return None
-
-
-def _is_address(host: str | None) -> bool:
-    try:
-        ipaddress.ip_address(host or "")
-    except ValueError:
-        return False
-    return True
-
-
-def _is_loopback(host: str | None) -> bool:
-    if host is not None and (host == "localhost" or host.endswith(".localhost")):
-        return True
-    return _is_address(host) and ipaddress.ip_address(host or "").is_loopback

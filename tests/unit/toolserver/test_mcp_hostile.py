@@ -222,6 +222,26 @@ async def test_requests_from_elsewhere_are_refused(tmp_path: Path, headers: dict
                 assert code_of(answer) == (403, 403)
 
 
+async def test_browsers_are_told_which_pages_may_use_it(tmp_path: Path) -> None:
+    good, preflight = "https://good.example", {"Access-Control-Request-Method": "POST", "Host": "localhost"}
+    async with running(cribs.settings(tmp_path, http={"allowed_origins": [good]})) as crib:
+        crib.client.headers.pop("Authorization")
+        asked = await crib.client.options("/mcp", headers={"Origin": good, **preflight})
+        assert (asked.status_code, asked.headers["access-control-allow-origin"]) == (204, good)
+        assert "Mcp-Session-Id" in asked.headers["access-control-allow-headers"]
+        client = await connected(crib)
+        answer = await client.post(PING, Origin=good)
+        assert (answer.headers["access-control-allow-origin"], answer.headers["vary"]) == (good, "Origin")
+        refused = await crib.client.post(
+            "/mcp", json=PING, headers={"Origin": good}
+        )  # without a key, readable all the same
+        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, good)
+        for origin, path in (("https://evil.example", "/mcp"), (good, "/v1/tools")):
+            elsewhere = await crib.client.options(path, headers={"Origin": origin, **preflight})
+            assert elsewhere.status_code == 401
+            assert "access-control-allow-origin" not in elsewhere.headers
+
+
 async def test_a_server_for_other_machines_takes_any_host_unless_it_names_some(tmp_path: Path) -> None:
     async with running(cribs.settings(tmp_path, http={"host": "0.0.0.0"})) as crib:
         assert (await (await connected(crib)).post(PING, Host="toolserver")).status_code == 200
