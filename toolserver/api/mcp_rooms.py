@@ -38,10 +38,12 @@ class Rooms:
         self._had: OrderedDict[tuple[str, str], str] = OrderedDict()  # the last session of each name
 
     def find(self, crib: Services, key: Key, name: str) -> Session | None:
-        """The live session of that name."""
+        """The live session of that name, or of the tenant with that id."""
         for session in crib.registry.listing(key.tenant):
             labels = session.grant.labels
             if labels.get(LABEL_NAME) == name and labels.get(LABEL_KEY) == key.key_id:
+                return session
+            if session.session_id == name:
                 return session
         return None
 

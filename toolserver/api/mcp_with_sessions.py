@@ -26,7 +26,7 @@ from toolserver.api.mcp_messages import (
     read,
     reply,
 )
-from toolserver.api.mcp_revisions import CAPABILITIES, LOG_LEVELS, REVISIONS, instructions, server_info, unsupported
+from toolserver.api.mcp_revisions import CAPABILITIES, LOG_LEVELS, instructions, server_info
 from toolserver.api.mcp_rooms import Rooms
 from toolserver.api.mcp_sessions import McpSession, McpSessions
 from toolserver.api.mcp_told import Flight, event, resume
@@ -72,11 +72,7 @@ class WithSessions:
         if given is None:
             told = "The header Mcp-Session-Id is missing. Send initialize first; its answer has one."
             raise RpcFault(INVALID_REQUEST, told, id=rpc.id if rpc else None)
-        session = self._sessions.find(services(request), caller(request, "read"), given)
-        named = request.headers.get("mcp-protocol-version")
-        if named is not None and named not in REVISIONS:
-            raise unsupported(named)
-        return session
+        return self._sessions.find(services(request), caller(request, "read"), given)
 
     def _initialize(self, request: Request, rpc: Rpc) -> Response:
         crib, key = services(request), caller(request, "read")

@@ -157,7 +157,9 @@ async def test_a_stateless_client_may_name_a_session_of_its_tenant(crib: Crib) -
     await crib.call(mine, "count")
     client = await connected(crib, "2026-07-28", headers={"Toolcrib-Session": mine})
     assert text_of(await client.call("count")) == "count 2"
+    assert "web_echo" not in str(await client.result("tools/list"))
     assert text_of(await client.call("count", toolcrib__session="b")) == "count 1"
+    assert "web_echo" in str(await client.result("tools/list", {"_meta": {"toolcrib/session": "b"}}))
     for name in ("", "a b", "ü", "x" * 65, 5, None, ["a"]):
         answer = await client.ask("tools/call", {"name": "count", "_meta": {"toolcrib/session": name}})
         assert answer["error"]["code"] == -32602
