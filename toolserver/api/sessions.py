@@ -20,6 +20,7 @@ from toolserver.sessions.registry import Prepare
 from toolserver.sessions.session import Grant, Session
 from toolserver.telemetry.trace import trace_id
 
+RESERVED_LABELS = "mcp."
 _MAX_ERRORS = 64  # as many as there may be images
 _CLOSE_S = 0.01  # how long a DELETE waits for the end of the clean-up; it goes on all the same
 
@@ -62,7 +63,10 @@ def _read(data: dict[str, Any], crib: Services) -> wire.SessionBody:
         ("/limits/disk_mb", limits.max_disk_mb),
     )
     errors += (
-        wire.beyond(data, most) + _image_errors(data.get("images"), crib) + egress_errors(data.get("egress"), "/egress")
+        wire.beyond(data, most)
+        + _label_errors(data.get("labels"))
+        + _image_errors(data.get("images"), crib)
+        + egress_errors(data.get("egress"), "/egress")
     )
     if body is None or errors:
         raise invalid_all(errors)
@@ -111,6 +115,14 @@ def grant_of(body: wire.SessionBody, crib: Services) -> Grant:
         env=body.env,
         labels=body.labels,
     )
+
+
+def _label_errors(labels: Any) -> list[dict[str, str]]:
+    """By these the sessions of MCP clients are found again: nobody may lay one out for somebody else."""
+    given = labels if isinstance(labels, dict) else {}
+    reserved = [name for name in given if name.startswith(RESERVED_LABELS)]
+    message = f"labels that begin with {RESERVED_LABELS} are the server's own"
+    return [{"pointer": f"/labels/{strict_json.escape(name)}", "message": message} for name in reserved][:_MAX_ERRORS]
 
 
 def _image_errors(images: Any, crib: Services) -> list[dict[str, str]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.toolserver.crib import KEY, Crib, running, settings
+from tests.unit.toolserver.crib import KEY, Crib, detail, running, settings
 from tests.unit.toolserver.mcp_client import McpClient, connected, messages, note, text_of
 from toolserver.store import keys
 
@@ -123,6 +123,12 @@ async def test_a_session_is_its_keys_alone(crib: Crib) -> None:
         modern = McpClient(crib.client, modern=True, key=key)
         assert text_of(await modern.call("count")) == "count 1"
     assert text_of(await client.call("count")) == "count 2"
+
+
+async def test_nobody_lays_out_a_session_for_an_mcp_client(crib: Crib) -> None:
+    labels = {"mcp.session": "default", "mcp.key": "some", "mine": "x"}
+    told = detail(await crib.client.post("/v1/sessions", json={"labels": labels}), 422, "invalid_arguments")
+    assert [error["pointer"] for error in told["errors"]] == ["/labels/mcp.session", "/labels/mcp.key"]
 
 
 async def test_the_end_of_an_mcp_session_ends_what_was_made_for_it(crib: Crib) -> None:

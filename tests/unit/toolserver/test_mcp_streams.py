@@ -66,7 +66,7 @@ async def test_a_stream_that_broke_is_taken_up_behind_the_last_event(
     await client.result("logging/setLevel", {"level": "info"})
     lines = [f"line {number}\n" for number in range(12)]
     heard, last = "", ""
-    async with begun(client, "say", {"lines": lines, "pause_s": 0.15}) as stream:
+    async with begun(client, "say", {"lines": lines, "pause_s": 0.08}) as stream:
         async for mark, told in events(stream):
             assert mark is not None
             last = mark
@@ -149,7 +149,7 @@ async def test_hanging_up_cancels_in_the_stateless_revision_alone(
     if not client.modern:
         await client.begin(version)
     meta = {"progressToken": 1} if streamed else {}
-    params = {"name": "sleep", "arguments": {"seconds": 1.5}, "_meta": meta}
+    params = {"name": "sleep", "arguments": {"seconds": 1.0}, "_meta": meta}
     with contextlib.suppress(httpx.ReadTimeout):
         head = client.head("tools/call", params)
         async with http.stream("POST", "/mcp", json=client.message("tools/call", params), headers=head, timeout=0.3):
@@ -259,21 +259,15 @@ async def test_sessions_go_on_after_a_crash_and_their_calls_are_still_told(tmp_p
         assert (await lost.post(lost.message("ping", {}))).status_code == 404
 
 
-async def test_a_session_without_calls_is_forgotten_when_unused(tmp_path: Path) -> None:
-    async with running(settings(tmp_path, session={"idle_s": 0.3})) as crib:
-        client = await connected(crib)
-        assert await client.result("ping") == {}
-        await asyncio.sleep(0.4)
-        assert (await client.post(client.message("ping", {}))).status_code == 404
-
-
-async def test_a_session_that_listens_is_used(tmp_path: Path) -> None:
-    async with running(settings(tmp_path, session={"idle_s": 0.3})) as crib, serving(crib) as http:
-        client = McpClient(http)
-        await client.begin()
-        async with listening(client):
-            await asyncio.sleep(0.5)
-            assert await client.result("ping") == {}
+async def test_a_session_without_calls_is_forgotten_when_unused_unless_it_listens(tmp_path: Path) -> None:
+    async with running(settings(tmp_path, session={"idle_s": 2})) as crib, serving(crib) as http:
+        unused, listener = McpClient(http), McpClient(http)
+        await unused.begin()
+        await listener.begin()
+        async with listening(listener):
+            await asyncio.sleep(2.1)
+            assert await listener.result("ping") == {}
+            assert (await unused.post(unused.message("ping", {}))).status_code == 404
 
 
 @pytest.mark.parametrize("bound", ["_MOST", "_MOST_OF_KEY"])
