@@ -22,21 +22,31 @@ class ForeignImages:
         self._client = client
         self._made: list[str] = []
 
-    def build(self, *lines: str, network: bool = False, files: Mapping[str, Path] | None = None) -> str:
-        """The image's id. `files` stand in the build's context by these names."""
-        text = "\n".join(lines).replace("FROM base", f"FROM {BASE}").encode()
+    def build(
+        self, *lines: str, network: bool = False, files: Mapping[str, Path | str] | None = None, tag: str = ""
+    ) -> str:
+        """The image's id. `files` stand in the build's context by these names: files, folders, or texts themselves."""
+        text = "\n".join(lines).replace("FROM base", f"FROM {BASE}")
         context = io.BytesIO()
         with tarfile.open(fileobj=context, mode="w") as tar:
-            member = tarfile.TarInfo("Dockerfile")
-            member.size = len(text)
-            tar.addfile(member, io.BytesIO(text))
-            for name, place in (files or {}).items():
-                tar.add(place, name)
+            for name, content in {"Dockerfile": text, **(files or {})}.items():
+                if isinstance(content, Path):
+                    tar.add(content, name)
+                else:
+                    member = tarfile.TarInfo(name)
+                    member.size = len(content.encode())
+                    tar.addfile(member, io.BytesIO(content.encode()))
         context.seek(0)
         mode = "host" if network else "none"
         said = list(
             self._client.build(
-                fileobj=context, custom_context=True, rm=True, forcerm=True, decode=True, network_mode=mode
+                fileobj=context,
+                custom_context=True,
+                rm=True,
+                forcerm=True,
+                decode=True,
+                network_mode=mode,
+                tag=tag or None,
             )
         )
         problems = [line["error"] for line in said if "error" in line]

@@ -7,6 +7,7 @@ What a command needs is imported when it runs, so that `--help` is quick.
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -227,37 +228,48 @@ def images_build(
 
 @images_app.command("list")
 def images_list(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """The images of the catalog, and whether the engine has them."""
+    """The images that come with Toolcrib, and whether the engine has them as they are now."""
     from toolserver.catalog.catalog import Catalog
+    from toolserver.images.definition import definitions
 
     settings = load_settings(config)
-    missing = _missing_images(settings)
-    images = list(Catalog.load(settings).images.values())
-    built = {image.name: None if missing is None else image.name not in missing for image in images}
-    states = {None: "no engine answers", True: "built", False: "missing: toolserver images build"}
+    catalog = Catalog.load(settings).images
+    state = _image_states(settings)
+    told = []
+    for name, definition in definitions().items():
+        tools = len(catalog[name].tools) if name in catalog else 0
+        built = None if state is None else state.get(name) != "missing"
+        up_to_date = None if state is None or (definition.optional and not built) else name not in state
+        told.append(
+            {"name": name, "reference": definition.tagged, "tools": tools, "built": built, "up_to_date": up_to_date}
+        )
     rows = [["NAME", "REFERENCE", "TOOLS", "STATE"]]
-    for image in images:
-        by_name = f" {image.name}" if built[image.name] is False and image.optional else ""
-        rows.append([image.name, image.reference, str(len(image.tools)), states[built[image.name]] + by_name])
-    told = [{"name": i.name, "reference": i.reference, "tools": len(i.tools), "built": built[i.name]} for i in images]
+    for one in told:
+        name = str(one["name"])
+        said = "no engine answers" if state is None else state.get(name, "built")
+        advice = f": toolserver images build {name}" if said in ("missing", "out of date") else ""
+        rows.append([name, str(one["reference"]), str(one["tools"]), said + advice])
     show(as_json, {"images": told}, lambda: table(rows))
 
 
-def _missing_images(settings: Settings) -> list[str] | None:
-    """Names of images that the engine lacks; None when no engine answers."""
-    from toolserver.images.build import missing_images
+def _image_states(settings: Settings) -> dict[str, str] | None:
+    """Names of images that the engine lacks or has of other files; None when no engine answers."""
+    from toolserver.images.build import missing_images, outdated_images
     from toolserver.images.definition import ImageBuildError
 
     try:
-        return missing_images(settings.runtime.docker_host)
+        missing = missing_images(settings.runtime.docker_host)
+        outdated = outdated_images(settings.runtime.docker_host)
     except ImageBuildError:
         return None
+    return {**dict.fromkeys(outdated, "out of date"), **dict.fromkeys(missing, "missing")}
 
 
 app.command("doctor")(doctor.doctor)
 
 
 def main() -> None:
+    logging.getLogger("toolserver").addHandler(logging.NullHandler())  # commands say themselves what went wrong
     try:
         app()
     except KeyboardInterrupt:

@@ -30,9 +30,10 @@ if [ -z "${TOOLSERVER_API_KEY:-}" ]; then
     export TOOLSERVER_API_KEY
 fi
 
-# Beside the server, for it takes minutes the first time; until then sessions are answered 503 with Retry-After.
-if toolserver images list --json 2>/dev/null | grep -q '"built": false'; then
-    say "the tool images are not built yet: building them now"
+# Beside the server, for it takes minutes the first time; until then sessions are answered 503 with Retry-After. What is up to
+# date is left alone, so an update of the server brings its images up to date, too.
+if toolserver images list --json 2>/dev/null | grep -q '"up_to_date": false'; then
+    say "some of the tool images are missing or out of date: building them now"
     (toolserver images build || say "the tool images could not be built; see above, then: docker compose exec toolserver toolserver images build") &
 fi
 

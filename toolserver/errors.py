@@ -174,7 +174,14 @@ class RequirementMissing(RuntimeUnavailable):
 
 
 class ImageUnusable(RuntimeUnavailable):
-    """An added image can't be started: it is not there, or lacks what it needs. The message names paths inside it alone."""
+    """An added image can't be started: it is not there, or lacks what it needs. The message names paths inside it alone.
+
+    `said`: the end of its stderr without its secrets, for the operator and never for a client.
+    """
+
+    def __init__(self, message: str, said: str = "") -> None:
+        super().__init__(message)
+        self.said = said
 
 
 class SandboxGone(Exception):  # noqa: N818

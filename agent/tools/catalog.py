@@ -41,11 +41,17 @@ class ToolCatalog:
 
 
 def _info(tool: RemoteTool) -> ToolInfo:
+    return ToolInfo(tool.name, tool.description, tool.input_schema, _effect(tool))
+
+
+def _effect(tool: RemoteTool) -> str:
+    """Where the operator said whether a tool may be repeated, what its image says of itself does not count."""
+    if tool.retry is not None:
+        return "idempotent" if tool.retry == "idempotent" else "once"
     hints = tool.annotations
-    effect = (
+    return (
         "read" if hints.get("readOnlyHint") is True else "idempotent" if hints.get("idempotentHint") is True else "once"
     )
-    return ToolInfo(tool.name, tool.description, tool.input_schema, effect)
 
 
 def nearest(name: str, known: list[str]) -> list[str]:

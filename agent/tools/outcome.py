@@ -50,7 +50,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class ToolInfo:
-    """A tool the agent may call. `effect`: read, idempotent or once, from the ToolServer's annotations (readOnlyHint, idempotentHint)."""
+    """A tool the agent may call. `effect`: read, idempotent or once: of added images by the operator's word (`retry`), else from
+    the annotations (readOnlyHint, idempotentHint).
+    """
 
     name: str
     description: str

@@ -29,6 +29,7 @@ class RemoteTool(Wire):
     input_schema: dict[str, Any] = {"type": "object"}
     annotations: dict[str, Any] = {}
     image: str = ""
+    retry: str | None = None
 
 
 class ToolList(Wire):

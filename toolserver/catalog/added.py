@@ -23,10 +23,11 @@ _PLACE = re.compile(r"(?<!\{)\{([A-Za-z_][A-Za-z0-9_.-]*)\??\}")
 
 @dataclass(frozen=True)
 class AddedImage:
-    """An entry and what is known of it. `image` is None while it is withheld, for `reason`. `names` its tools have, or had.
+    """An entry and what is known of it. `image` is None while it is withheld, for `reason`. notice: what the operator
+    should know of one that is offered. `names` its tools have, or had.
 
-    where: `settings` or `database`. state: `approved`, `new` (nothing was approved yet), `changed`, `refused` or `unusable` (this
-    runtime runs none of them).
+    where: `settings` or `database`. state: `approved`, `new` (nothing was approved yet), `changed`, `refused` or `unusable` (it
+    can't be started here now).
     """
 
     name: str
@@ -36,6 +37,7 @@ class AddedImage:
     state: str
     image: ToolImage | None = None
     reason: str | None = None
+    notice: str | None = None
     judged: Judged = field(default_factory=Judged)
 
     @property
@@ -51,12 +53,26 @@ class AddedImage:
         return json.dumps([self.entry.model_dump(), approval.digest, approval.listed, approval.names], sort_keys=True)
 
 
+@dataclass(frozen=True)
+class Presence:
+    """Which added images can't be started here now, and whose names stand for another image than the one that was approved; each
+    with a sentence. unusable: why none can.
+    """
+
+    unusable: str | None = None
+    unfit: Mapping[str, str] = field(default_factory=dict)
+    moved: Mapping[str, str] = field(default_factory=dict)
+
+
 class EntryProblem(Exception):  # noqa: N818 - reads as what it names
     """The entry can't be used. The message is a sentence for the operator."""
 
 
 def load_added(
-    rows: Iterable[ToolImageRow], settings: Mapping[str, ToolEntry], builtin: Iterable[ToolImage]
+    rows: Iterable[ToolImageRow],
+    settings: Mapping[str, ToolEntry],
+    builtin: Iterable[ToolImage],
+    presence: Presence,
 ) -> list[AddedImage]:
     """All of them, those that were added first at the front: a name that two have is the earlier one's."""
     taken = {tool.name for tool in SESSION_TOOLS} | {tool.name for image in builtin for tool in image.tools}
@@ -67,6 +83,11 @@ def load_added(
         if row.entry is None and row.name not in settings:
             continue  # its section was taken out of the settings; what was approved is kept for when it comes back
         one = _added(row.name, settings.get(row.name), row, taken)
+        why = presence.unusable or presence.unfit.get(row.name)
+        if one.image is not None and why is not None:
+            one = replace(one, image=None, state="unusable", reason=why)
+        elif one.image is not None:
+            one = replace(one, notice=presence.moved.get(row.name))
         taken |= set(one.names.values())
         found.append(one)
     return found + [_added(name, settings[name], None, taken) for name in missing]
@@ -97,6 +118,35 @@ def _added(name: str, setting: ToolEntry | None, row: ToolImageRow | None, taken
     return AddedImage(name, entry, where, row, "approved", image, judged=judged)
 
 
+def in_engine(rows: Iterable[ToolImageRow], ids: Mapping[str, str]) -> Presence:
+    """Out of what the engine has: `ids` of all `references` that it knows."""
+    unfit: dict[str, str] = {}
+    moved: dict[str, str] = {}
+    for row in rows:
+        approval = row.approval
+        if approval is None:
+            continue
+        now = ids.get(approval.reference)
+        if approval.digest not in ids:
+            other = f"; {approval.reference} is {now} there" if now is not None else ""
+            unfit[row.name] = (
+                f"The engine has the image {row.name} no more as it was approved ({approval.digest}{other}). Load it again, or look "
+                f"at what there is and approve it: toolserver tools approve {row.name}"
+            )
+        elif now is not None and now != approval.digest:
+            moved[row.name] = (
+                f"{approval.reference} stands for another image now; sessions go on with the one that was approved. To go over to "
+                f"it: toolserver tools approve {row.name}"
+            )
+    return Presence(unfit=unfit, moved=moved)
+
+
+def references(rows: Iterable[ToolImageRow]) -> list[str]:
+    """What `in_engine` has to know the ids of."""
+    approvals = [row.approval for row in rows if row.approval is not None]
+    return list(dict.fromkeys(name for one in approvals for name in (one.digest, one.reference)))
+
+
 def drift_reason(name: str, row: ToolImageRow) -> str:
     told = f"The image {name} is not what was approved"
     if row.drift is not None and row.drift.listed is not None and row.approval is not None:
@@ -122,7 +172,7 @@ def make_image(name: str, entry: ToolEntry, row: ToolImageRow, taken: Iterable[s
         judged, templates = judge(name, entry, approval.listed), {}
     own_names = [tool.name for tool in judged.tools]
     names = public_names(name, own_names, entry.rename, approval.names, set(taken))
-    tools = tuple(_named(tool, names[tool.name]) for tool in judged.tools)
+    tools = tuple(_offered(tool, names[tool.name], entry) for tool in judged.tools)
     return (
         ToolImage(
             name=name,
@@ -153,8 +203,8 @@ def make_image(name: str, entry: ToolEntry, row: ToolImageRow, taken: Iterable[s
     )
 
 
-def _named(tool: Tool, name: str) -> Tool:
-    return tool if name == tool.name else replace(tool, name=name, remote_name=tool.name)
+def _offered(tool: Tool, name: str, entry: ToolEntry) -> Tool:
+    return replace(tool, name=name, remote_name=None if name == tool.name else tool.name, retry=entry.retry)
 
 
 def command_tools(image: str, entry: ToolEntry) -> tuple[list[Tool], dict[str, CliTemplate]]:

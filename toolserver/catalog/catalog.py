@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
-from toolserver.catalog.added import AddedImage, drift_reason, load_added
+from toolserver.catalog.added import AddedImage, Presence, drift_reason, load_added
 from toolserver.catalog.image import Tool, ToolImage
 from toolserver.catalog.manifest import ManifestProblem, load_image
 from toolserver.catalog.nearest import nearest
@@ -83,16 +83,14 @@ class Catalog:
         return self.index.rank(self.tools(), query, k, images)
 
     def take_up(
-        self, rows: Iterable[ToolImageRow], settings: Mapping[str, ToolEntry], unusable: str | None = None
+        self, rows: Iterable[ToolImageRow], settings: Mapping[str, ToolEntry], presence: Presence | None = None
     ) -> set[str]:
-        """Offer what was added and approved, and no more than that. The names of images whose sandboxes are not right any more.
+        """Offer what was added, approved and can be started, and no more than that.
 
-        `unusable`: why none of them can be started here.
+        The names of images whose sandboxes are not right any more.
         """
         builtin = [image for image in self.images.values() if image.name not in self.added]
-        found = {one.name: one for one in load_added(rows, settings, builtin)}
-        if unusable is not None:
-            found = {name: _unusable(one, unusable) for name, one in found.items()}
+        found = {one.name: one for one in load_added(rows, settings, builtin, presence or Presence())}
         before = {name: one.key() for name, one in self.added.items()}
         for name in self.added:
             self.images.pop(name, None)
@@ -121,10 +119,6 @@ class Catalog:
             (one for one in self.withheld() if (images is None or one.name in images) and name in one.names.values()),
             None,
         )
-
-
-def _unusable(one: AddedImage, why: str) -> AddedImage:
-    return one if one.image is None else replace(one, state="unusable", image=None, reason=why)
 
 
 def _image_folders(root: Traversable) -> list[Traversable]:

@@ -19,7 +19,8 @@ from toolserver.egress.policy import EgressPolicy
 class Tool:
     """One tool. `image` is the name of the image that has it, or `toolserver` for the server's own.
 
-    `remote_name` is what the image itself calls it, where the operator or a collision gave it another name.
+    `remote_name` is what the image itself calls it, where the operator or a collision gave it another name. retry: of an added
+    image, what the operator said of it; None: the annotations hold.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Tool:
     annotations: dict[str, Any]
     image: str
     remote_name: str | None = None
+    retry: Literal["never", "idempotent"] | None = None
 
     @property
     def own_name(self) -> str:
@@ -40,7 +42,8 @@ class Tool:
         shown: dict[str, Any] = {"name": self.name, "description": self.description, "input_schema": self.input_schema}
         if self.output_schema is not None:
             shown["output_schema"] = self.output_schema
-        return {**shown, "annotations": self.annotations, "image": self.image}
+        shown |= {"annotations": self.annotations, "image": self.image}
+        return shown if self.retry is None else {**shown, "retry": self.retry}
 
     @cached_property
     def validator(self) -> Validator:
@@ -73,7 +76,7 @@ class ToolImage:
     `builtin` images come with the server and speak its extension, `added` ones run as they are. scope: `shared` sandboxes
     serve all sessions of a tenant. env is fixed at start and visible to whoever may inspect the sandbox. secrets are not in
     it: variables whose values are read when a sandbox starts and are neither logged nor shown. deadline_s: the most for a
-    call of its tools. cli: of `kind` cli, by the tool's own name. retry: `idempotent` tools may be repeated by the server. era: the MCP era that it was found to speak. optional: offered only where it can be started. host_programs: the
+    call of its tools. cli: of `kind` cli, by the tool's own name. retry: `idempotent` tools may be repeated by whoever called them. era: the MCP era that it was found to speak. optional: offered only where it can be started. host_programs: the
     browsers that it needs of the host under bubblewrap, whose sandboxes have the host's programs.
     """
 

@@ -223,6 +223,7 @@ def _look(settings: Settings, name: str, entry: ToolEntry, facts: ImageFacts) ->
     guarded(lambda: read_secrets(entry))
     if entry.kind == "cli":
         return None
+    warn(f"starting {entry.image} to see what it offers")
     return guarded(lambda: introspect(settings, name, entry, facts.digest))
 
 

@@ -79,6 +79,7 @@ def image_facts(settings: Settings, reference: str, *, pull: bool = False) -> Im
 
 def guarded(work: Callable[[], T]) -> T:
     """Ends the command with what stood in the way of a trial."""
+    from toolserver.catalog.hidden_text import escaped
     from toolserver.catalog.secret import SecretMissing
     from toolserver.errors import ImageUnusable, RuntimeUnavailable
 
@@ -87,6 +88,8 @@ def guarded(work: Callable[[], T]) -> T:
     except SecretMissing as problem:
         fail(str(problem))
     except ImageUnusable as problem:
+        for line in problem.said.splitlines()[-10:]:
+            warn(f"it said: {escaped(line)[:300]}")
         fail(str(problem), FAILED)
     except RuntimeUnavailable as problem:
         fail(str(problem), UNREACHABLE)
@@ -110,6 +113,7 @@ def image_json(one: AddedImage) -> dict[str, Any]:
         "image": one.name,
         "state": one.state,
         "reason": one.reason,
+        "notice": one.notice,
         "where": one.where,
         "entry": None if one.entry is None else one.entry.model_dump(exclude_defaults=True),
         "digest": None if approval is None else approval.digest,

@@ -9,7 +9,17 @@ from typing import Annotated, Any
 import typer
 
 from toolserver.commands import tool_options as options
-from toolserver.commands.terminal import FAILED, ConfigOption, JsonOption, StateOption, fail, load_settings, show, table
+from toolserver.commands.terminal import (
+    FAILED,
+    ConfigOption,
+    JsonOption,
+    StateOption,
+    fail,
+    load_settings,
+    show,
+    table,
+    warn,
+)
 from toolserver.commands.tool_images import guarded, image_facts, load_catalog, refuse_reference
 
 
@@ -51,6 +61,7 @@ def check(
         entry = options.entry_of(fields)
     facts = image_facts(settings, entry.image)
     approval = added.row.approval if added is not None and added.row is not None else None
+    warn(f"trying {entry.image}")
     report = guarded(lambda: check_image(settings, name, entry, facts, approval))
     counts = {state: sum(1 for one in report if one.state == state) for state in ("pass", "warn", "fail")}
     told = {"image": entry.image, "digest": facts.digest, "checks": [one.as_json() for one in report], **counts}

@@ -45,7 +45,8 @@ def listing(config: ConfigOption = None, state_dir: StateOption = None, as_json:
         "problems": list(catalog.problems),
     }
     show(as_json, told, lambda: table(rows))
-    for problem in (*catalog.problems, *(one.reason for one in catalog.withheld() if one.reason)):
+    notices = (one.reason or one.notice for one in catalog.added.values())
+    for problem in (*catalog.problems, *(notice for notice in notices if notice)):
         warn(problem)
 
 
@@ -58,7 +59,7 @@ def show_(
 
     def lines() -> list[str]:
         told = [f"{one.name}: {one.state}, from the {one.where}"]
-        told += [f"  {one.reason}"] if one.reason else []
+        told += [f"  {why}" for why in (one.reason, one.notice) if why]
         if one.entry is not None:
             told += [f"  {key}: {value}" for key, value in _granted(one.entry).items()]
         approval = one.row.approval if one.row is not None else None

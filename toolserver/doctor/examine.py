@@ -10,7 +10,7 @@ from toolserver.doctor.engine import engine_checks
 from toolserver.doctor.host import host_checks
 from toolserver.doctor.known_catalog import known_catalog
 from toolserver.errors import RuntimeUnavailable, StartRefused, StoreUnavailable
-from toolserver.images.build import missing_images, optional_images
+from toolserver.images.build import missing_images, optional_images, outdated_images
 from toolserver.images.definition import ImageBuildError
 from toolserver.runtime.base import SandboxRuntime
 from toolserver.runtime.choose import choose_runtime
@@ -62,9 +62,12 @@ def _catalog(settings: Settings, unusable: str | None) -> list[Check]:
     except (StartRefused, StoreUnavailable) as why:
         return [check("catalog", "can't be read", str(why), problem=True)]
     checks = [check("catalog", "an image is refused", problem) for problem in catalog.problems]
-    return checks + [
-        check(f"tools: {one.name}", f"not offered: {one.state}", one.reason or "") for one in catalog.withheld()
-    ]
+    for one in catalog.added.values():
+        if one.reason is not None:
+            checks.append(check(f"tools: {one.name}", f"not offered: {one.state}", one.reason))
+        elif one.notice is not None:
+            checks.append(check(f"tools: {one.name}", "its name stands for another image", one.notice))
+    return checks
 
 
 async def _runtime_checks(runtime: SandboxRuntime, weaker: str | None, egress: str) -> list[Check]:
@@ -96,7 +99,12 @@ async def _egress(runtime: SandboxRuntime, max_mode: str) -> Check:
 def _images(settings: Settings) -> Check:
     try:
         missing = [name for name in missing_images(settings.runtime.docker_host) if name not in optional_images()]
+        outdated = outdated_images(settings.runtime.docker_host)
     except ImageBuildError as why:
         return check("images", "can't be listed", str(why), problem=True)
-    build = f"Build them: toolserver images build {' '.join(missing)}" if missing else ""
-    return check("images", f"missing: {', '.join(missing)}" if missing else "built", build, problem=True)
+    if missing:
+        build = f"Build them: toolserver images build {' '.join(missing)}"
+        return check("images", f"missing: {', '.join(missing)}", build, problem=True)
+    if outdated:
+        return check("images", f"out of date: {', '.join(outdated)}", "Build them anew: toolserver images build")
+    return check("images", "built")

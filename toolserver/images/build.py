@@ -74,6 +74,25 @@ def missing_images(docker_host: str | None = None) -> list[str]:
         return [name for name, definition in definitions().items() if engine.image(definition.tagged) is None]
 
 
+def outdated_images(docker_host: str | None = None) -> list[str]:
+    """Names of the images that the engine has of this version, made of other files than this installation has.
+
+    Raises ImageBuildError when none answers.
+    """
+    with ImageEngine(docker_host) as engine:
+        base = engine.image(base_definition().tagged) or {}
+        made_of = engine.labels(base_definition().tagged).get(INPUTS, "")
+        base_is_new = not base or made_of == base_definition().digest()
+        base_id = str(base.get("Id", "")).removeprefix("sha256:")[:12]
+        outdated = []
+        for definition in definitions().values():
+            inputs = engine.labels(definition.tagged).get(INPUTS)
+            wanted = f"{definition.digest()}-{base_id}"
+            if inputs is not None and not (base_is_new and inputs.startswith(wanted)):
+                outdated.append(definition.name)
+    return outdated
+
+
 def optional_images() -> frozenset[str]:
     """Names of the images that are built only when they are asked for."""
     return frozenset(name for name, definition in definitions().items() if definition.optional)

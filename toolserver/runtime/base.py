@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from toolserver.errors import RequirementMissing, SandboxGone
+from toolserver.errors import RequirementMissing, RuntimeUnavailable, SandboxGone
 
 WorkspaceAccess = Literal["none", "ro", "rw"]
 EGRESS_FOLDER = "/.toolcrib/egress"  # in sandboxes
@@ -195,6 +195,11 @@ class SandboxRuntime(ABC):
         """Where the proxy has to make the doors of a sandbox whose spec has `egress` or `door`; None: its usual place."""
         del sandbox_id
         return None
+
+    async def image_ids(self, references: Collection[str]) -> dict[str, str]:
+        """Of these names (or ids) of images those that can be started here, with the id of each. Raises RuntimeUnavailable."""
+        del references
+        raise RuntimeUnavailable(f"The runtime {self.name} tells of no images.")
 
     async def lacks(self, image: str, reference: str, host_programs: tuple[str, ...]) -> str | None:
         """What keeps sandboxes of an optional image from starting here, and what to do; None: nothing does.

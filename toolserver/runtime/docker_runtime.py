@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -254,6 +254,17 @@ class DockerRuntime(SandboxRuntime):
 
     async def egress_problem(self) -> str | None:
         return await self._egress.problem()
+
+    async def image_ids(self, references: Collection[str]) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for reference in references:
+            try:
+                found[reference] = str((await self.engine.image(reference))["Id"])
+            except NotInEngine:
+                continue
+            except Refused as problem:
+                raise RuntimeUnavailable(f"The engine does not tell of images: {problem}.") from problem
+        return found
 
     async def lacks(self, image: str, reference: str, host_programs: tuple[str, ...]) -> str | None:
         del host_programs

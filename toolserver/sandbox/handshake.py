@@ -28,12 +28,11 @@ class Refused(Exception):  # noqa: N818 - reads as what it names
 
 
 class StartOver(Exception):  # noqa: N818
-    """`instead` is the version to begin with. `exit_code`: of its program, once that is known to have ended itself."""
+    """`instead` is the version to begin with."""
 
     def __init__(self, instead: str, problem: BaseException) -> None:
         super().__init__(instead)
         self.instead, self.problem = instead, problem
-        self.exit_code: int | None = None
 
 
 @dataclass(frozen=True)

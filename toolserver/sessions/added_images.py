@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from toolserver.catalog.added import Presence, in_engine, references
 from toolserver.catalog.catalog import Catalog
 from toolserver.catalog.offered import changes, pin
-from toolserver.errors import StartRefused, StoreUnavailable
+from toolserver.errors import RuntimeUnavailable, StartRefused, StoreUnavailable
 from toolserver.journal.journal import Journal
 from toolserver.sessions.registry import Registry
 from toolserver.store import tool_images
@@ -18,6 +21,7 @@ from toolserver.store.database import Database
 from toolserver.store.tool_images import Drift, ToolImageRow
 from toolserver.tool_entry import ToolEntry
 
+_IDS_S = 15.0  # between two looks at what the engine has
 _log = logging.getLogger(__name__)
 
 
@@ -39,9 +43,12 @@ class AddedImages:
         """
         self._catalog, self._journal, self._settings = catalog, journal, settings
         self._database: Database | None = database if elsewhere is None else None
-        self._elsewhere, self._unusable = elsewhere, unusable
+        self._elsewhere = elsewhere
+        self._presence = Presence(unusable)
         self._registry: Registry | None = None
         self._version = -1
+        self._rows: list[ToolImageRow] = []
+        self._next_ids = 0.0
 
     def attach(self, registry: Registry) -> None:
         self._registry = registry
@@ -50,10 +57,12 @@ class AddedImages:
         """Take up what there is. Raises StartRefused, StoreUnavailable."""
         if self._elsewhere is not None:
             self._database = _opened(self._elsewhere)
-        if self._database is None:
-            self._take_up(0, [])
-        else:
-            self._take_up(*self._database.run(lambda c: (tool_images.version(c), tool_images.listing(c)), writes=False))
+        version = 0
+        if self._database is not None:
+            version, self._rows = self._database.run(
+                lambda c: (tool_images.version(c), tool_images.listing(c)), writes=False
+            )
+        self._take_up(version)
 
     def close(self) -> None:
         if self._elsewhere is not None and self._database is not None:
@@ -61,21 +70,37 @@ class AddedImages:
             self._database = None
 
     async def look(self) -> None:
-        """Whether the operator changed something, and take it up. While the database is away all stays as it is."""
+        """Whether the operator or the engine changed something, and take it up. While either is away all stays as it is."""
         if self._database is None:
             return
         try:
             version = await self._database.read(tool_images.version)
-            if version == self._version:
-                return
-            rows = await self._database.read(tool_images.listing)
+            changed = version != self._version
+            if changed:
+                self._rows = await self._database.read(tool_images.listing)
         except StoreUnavailable as problem:
             _log.warning("tool_images_not_read", extra={"fields": {"problem": str(problem)}})
             return
-        self._take_up(version, rows)
+        presence = self._presence
+        if changed or time.monotonic() >= self._next_ids:
+            self._next_ids = time.monotonic() + _IDS_S
+            presence = await self._ask_engine()
+        if changed or presence != self._presence:
+            for name in presence.moved.keys() - self._presence.moved.keys():
+                _log.warning("tool_image_moved", extra={"fields": {"image": name, "message": presence.moved[name]}})
+            self._presence = presence
+            self._take_up(version)
 
-    def _take_up(self, version: int, rows: list[ToolImageRow]) -> None:
-        changed = self._catalog.take_up(rows, self._settings, self._unusable)
+    async def _ask_engine(self) -> Presence:
+        if self._presence.unusable is not None or self._registry is None or not self._rows:
+            return self._presence
+        try:
+            return in_engine(self._rows, await self._registry.runtime.image_ids(references(self._rows)))
+        except RuntimeUnavailable:
+            return self._presence
+
+    def _take_up(self, version: int) -> None:
+        changed = self._catalog.take_up(self._rows, self._settings, self._presence)
         self._version = version
         for name in sorted(changed):
             one = self._catalog.added.get(name)
@@ -97,6 +122,7 @@ class AddedImages:
         if pin(listed) == pin(approval.listed):
             return None
         drift = Drift(listed=listed)
+        self._rows = [replace(row, drift=drift) if row.name == name else row for row in self._rows]
         reason = self._catalog.withhold(name, drift)
         fields = {"image": name, **changes(approval.listed, listed)}
         _log.warning("tool_list_changed", extra={"fields": fields})

@@ -6,9 +6,10 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
-from toolserver.errors import RuntimeUnavailable
-from toolserver.runtime.base import SandboxRuntime, SandboxSpec
+from toolserver.errors import ImageUnusable, RuntimeUnavailable
+from toolserver.runtime.base import SandboxEnd, SandboxRuntime, SandboxSpec
 from toolserver.sandbox.eras import Eras
 from toolserver.sandbox.handshake import StartOver
 from toolserver.sandbox.tool_sandbox import ToolSandbox, unready
@@ -53,18 +54,34 @@ async def start_sandbox(
     A server that could not bear the first words is started once more, and greeted otherwise. What it speaks is remembered.
     `hidden`: the secrets of an added image.
     """
+    ends: list[SandboxEnd] = []  # of those that came to nothing
+
+    async def start(hint: str | None) -> ToolSandbox:
+        return await _start(runtime, spec, expected_tools, timeout_s, hint=hint, hidden=hidden, ends=ends)
+
     async with starts.turn():
-        hint = eras.hint(spec)
         try:
-            started = await _start(runtime, spec, expected_tools, timeout_s, hint=hint, hidden=hidden)
-        except StartOver as over:
-            _log.info("sandbox_started_over", extra={"fields": {"image": spec.image, "instead": over.instead}})
             try:
-                started = await _start(runtime, spec, expected_tools, timeout_s, hint=over.instead, hidden=hidden)
-            except StartOver as again:
-                raise _with_exit_code(unready(spec.image, again.problem, timeout_s), again.exit_code) from again
+                started = await start(eras.hint(spec))
+            except StartOver as over:
+                _log.info("sandbox_started_over", extra={"fields": {"image": spec.image, "instead": over.instead}})
+                ends.clear()
+                try:
+                    started = await start(over.instead)
+                except StartOver as again:
+                    raise unready(spec.image, again.problem, timeout_s) from again
+        except RuntimeUnavailable as problem:
+            raise _explained(problem, spec, ends[-1] if ends else None) from problem
     eras.remember(spec, started.era)
     return started
+
+
+def _explained(problem: RuntimeUnavailable, spec: SandboxSpec, end: SandboxEnd | None) -> RuntimeUnavailable:
+    """With what is known of the end of the sandbox that was started."""
+    if end is None or end.cause in ("unknown", "runtime_lost"):
+        return problem
+    message = f"{problem} Its program exited with code {end.exit_code}." if end.cause == "exited" else str(problem)
+    return ImageUnusable(message, end.log_tail) if spec.foreign else RuntimeUnavailable(message)
 
 
 async def _start(
@@ -75,8 +92,9 @@ async def _start(
     *,
     hint: str | None,
     hidden: Mapping[str, str] | None,
+    ends: list[SandboxEnd],
 ) -> ToolSandbox:
-    """Raises RuntimeUnavailable, StartOver."""
+    """Raises RuntimeUnavailable, StartOver; `ends` then has the end of what was started, without its secrets."""
     try:
         async with asyncio.timeout(timeout_s * 2):
             started = ToolSandbox(await runtime.start(spec, hidden))
@@ -85,7 +103,7 @@ async def _start(
     started.client.hide((hidden or {}).values())
     try:
         await started.open(expected_tools, timeout_s, hint)
-    except BaseException as problem:
+    except BaseException:
         end = await started.close()
         secret = (*spec.env.values(), *(hidden or {}).values())
         tail = {
@@ -95,15 +113,7 @@ async def _start(
             "noise": [without(secret, line.decode("utf-8", "replace")) for line in started.client.noise],
             "log_tail": without(secret, end.log_tail)[-2000:],
         }
+        ends.append(replace(end, log_tail=str(tail["log_tail"])))
         _log.warning("sandbox_start_failed", extra={"fields": tail})
-        exit_code = end.exit_code if end.cause == "exited" else None
-        if isinstance(problem, StartOver):
-            problem.exit_code = exit_code
-        if isinstance(problem, RuntimeUnavailable):
-            raise _with_exit_code(problem, exit_code) from problem
         raise
     return started
-
-
-def _with_exit_code(problem: RuntimeUnavailable, exit_code: int | None) -> RuntimeUnavailable:
-    return problem if exit_code is None else RuntimeUnavailable(f"{problem} Its program exited with code {exit_code}.")
