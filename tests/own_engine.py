@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 UP_S = 40
-RUNSC = {"path": shutil.which("runsc") or "", "runtimeArgs": ["--platform=ptrace", "--network=none"]}
+RUNSC = {"path": shutil.which("runsc") or "", "runtimeArgs": ["--platform=ptrace", "--network=none", "--host-uds=open"]}
 NO_RUNSC = "" if RUNSC["path"] else "runsc is not installed: apt-get install runsc"
 # the whole of abuse and conformance takes long on gVisor: `make gvisor`
 WITH_GVISOR = ["gvisor"] if os.environ.get("TOOLCRIB_TEST_GVISOR") == "1" else []

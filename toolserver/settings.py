@@ -182,9 +182,10 @@ class EgressSettings(Section):
         try:
             text = self.ca_file.read_text("ascii")
             ssl.create_default_context(cadata=text)
-        except (OSError, ValueError, ssl.SSLError) as problem:
-            why = problem.strerror if isinstance(problem, OSError) and problem.strerror else "it holds no certificate"
-            raise ValueError(f"ca_file can't be used, {self.ca_file}: {why}") from problem
+        except (ValueError, ssl.SSLError) as problem:
+            raise ValueError(f"ca_file can't be used, {self.ca_file}: it holds no certificate") from problem
+        except OSError as problem:
+            raise ValueError(f"ca_file can't be used, {self.ca_file}: {problem.strerror}") from problem
         return text
 
 

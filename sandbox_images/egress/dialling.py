@@ -23,7 +23,7 @@ async def dial(
     door.grant.policy.check(target)
     connection.check_allowance()
     until = time.monotonic() + door.grant.limits.connect_s
-    addresses = await vetting.addresses(target)
+    addresses = await vetting.addresses(target, door.resolving)
     context = upstream_tls() if upstream_tls is not None else None
     problem: Exception = Unanswered("connect", f"{target} has no address.")
     for place, address in enumerate(addresses):

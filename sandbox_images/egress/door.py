@@ -20,6 +20,7 @@ from sandbox_images.egress.vetting import Vetting
 
 Tell = Callable[[str, dict[str, Any]], None]
 _NOTICES_A_SECOND, _NOTICES_AT_ONCE = 20.0, 100.0
+_NAMES_AT_ONCE = 8  # that are being resolved
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ class Door:
         self.name, self.folder, self.grant = name, folder, grant
         self.used = 0  # bytes, both ways, since the door was made
         self.connections: set[Connection] = set()
+        self.resolving = asyncio.Semaphore(_NAMES_AT_ONCE)
         self._tell, self._serve = tell, serve
         self._server: asyncio.Server | None = None
         self._notices, self._noticed, self._untold = _NOTICES_AT_ONCE, time.monotonic(), 0

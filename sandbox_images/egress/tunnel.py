@@ -80,7 +80,7 @@ class Tunnel:
         await connection.stream.end()
 
     async def _inspected(self, data: bytes) -> bytes:
-        """The client's first bytes, when they may go on. Raises Refused, after a TLS alert that says so."""
+        """The client's first bytes, when they may go on. Raises Refused, and ConnectionCut once a denial was told."""
         connection, target = self._connection, self._target
         within_s = connection.door.grant.limits.head_s if target.port == TLS_PORT else None
         try:
@@ -102,9 +102,11 @@ class Tunnel:
             raise ConnectionCut from late
         expected = None if target.is_address else target.host
         if name != expected:
-            await connection.stream.write(client_hello.ALERT)
             said = f"names {ascii(str(name)[:80])[1:-1]}" if name else "names no host"
-            raise self._refused("tls_name", f"the TLS within it {said}")
+            refusal = self._refused("tls_name", f"the TLS within it {said}")
+            connection.door.denied(refusal)  # before the client knows
+            await connection.stream.write(client_hello.ALERT)
+            raise ConnectionCut from refusal
         return data
 
     def _refused(self, rule: str, why: str) -> Refused:

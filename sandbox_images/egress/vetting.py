@@ -18,7 +18,7 @@ from sandbox_images.egress.target import Target
 
 RESOLVE_S = 10.0
 MAX_ADDRESSES = 8
-_THREADS = 32
+_THREADS = 128  # each for one name; they can't be ended, and a name may take a resolver half a minute
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -59,10 +59,13 @@ class Vetting:
     def __init__(self, outside: Outside, allow_private: frozenset[str] = frozenset()) -> None:
         self.outside, self.allow_private = outside, allow_private
 
-    async def addresses(self, target: Target) -> list[str]:
-        """Where `target` may be reached. Raises Refused (rules `private_name`, `private_address`) and Unanswered."""
+    async def addresses(self, target: Target, turns: asyncio.Semaphore) -> list[str]:
+        """Where `target` may be reached. Raises Refused (rules `private_name`, `private_address`) and Unanswered.
+
+        `turns` is taken while a name is resolved, given up on or not, so that one door's slow names don't hold up all.
+        """
         self.check_name(target)
-        found = [target.host] if target.is_address else await self._resolve(target)
+        found = [target.host] if target.is_address else await self._resolve(target, turns)
         for address in found:
             self.check_address(target, address)
         return found[:MAX_ADDRESSES]
@@ -85,10 +88,18 @@ class Vetting:
     def _trusts(self, target: Target) -> bool:
         return str(target) in self.allow_private
 
-    async def _resolve(self, target: Target) -> list[str]:
+    async def _resolve(self, target: Target, turns: asyncio.Semaphore) -> list[str]:
+        def over(task: asyncio.Task[list[str]]) -> None:
+            turns.release()
+            if not task.cancelled():
+                task.exception()  # looked at, where nobody waits for it any more
+
         try:
             async with asyncio.timeout(RESOLVE_S):
-                found = await self.outside.resolve(target.host, target.port)
+                await turns.acquire()
+                asking = asyncio.get_running_loop().create_task(self.outside.resolve(target.host, target.port))
+                asking.add_done_callback(over)
+                found = await asyncio.shield(asking)
         except TimeoutError as late:
             raise Unanswered("timeout", f"The name {target.host} was not resolved within {RESOLVE_S:.0f} s.") from late
         except (OSError, UnicodeError) as problem:

@@ -47,6 +47,11 @@ NO_GVISOR = (
     "the Docker engine has no gVisor runtime. Install runsc, add it to the engine's runtimes (docs/how-to/gvisor.md), or set "
     "TOOLSERVER_RUNTIME__ISOLATION=runc."
 )
+_NO_SOCKETS = (
+    "gVisor on this Docker engine lets no sandbox open the Unix socket that is its way out. Add --host-uds=open to the runtimeArgs of "
+    "its runtime in the engine's settings (docs/how-to/gvisor.md), or set TOOLSERVER_RUNTIME__ISOLATION=runc."
+)
+_SOCKETS_OPEN = {"host-uds=open", "host-uds=all", "fsgofer-host-uds", "fsgofer-host-uds=true"}
 _ALIVE = ("running", "paused")
 FIRST_CGROUPNS_VERSION = (1, 41)
 _log = logging.getLogger(__name__)
@@ -57,6 +62,13 @@ def gvisor_of(info: Mapping[str, Any]) -> str | None:
     runtimes: dict[str, Any] = info.get("Runtimes") or {}
     called = [name for name, how in runtimes.items() if Path(str((how or {}).get("path", ""))).name == "runsc"]
     return "runsc" if "runsc" in runtimes else min(called, default=None)
+
+
+def closed_to_sockets(info: Mapping[str, Any], gvisor: str) -> bool:
+    """Whether gVisor of this name, as the engine starts it, opens no Unix socket of the host. What is set elsewhere is not seen."""
+    how: dict[str, Any] = (info.get("Runtimes") or {}).get(gvisor) or {}
+    told = " ".join(how.get("runtimeArgs") or ()).replace("host-uds ", "host-uds=").split()
+    return bool(how.get("path")) and not any(one.lstrip("-") in _SOCKETS_OPEN for one in told)
 
 
 async def engine_answers(settings: RuntimeSettings, timeout_s: float) -> bool:
@@ -247,13 +259,20 @@ class DockerRuntime(SandboxRuntime):
     async def start_egress(self) -> Sandbox:
         if not self._info:
             await self.check()
+        if self._closed_to_sockets():
+            raise RuntimeUnavailable(f"Nothing can be reached: {_NO_SOCKETS}")
         return await uninterrupted(
             self._egress.start(self._settings.start_timeout_s, private_cgroup=self._has_cgroup_namespaces()),
             undo=lambda made: made.remove(),
         )
 
     async def egress_problem(self) -> str | None:
-        return await self._egress.problem()
+        if not self._info:
+            await self.check()
+        return _NO_SOCKETS if self._closed_to_sockets() else await self._egress.problem()
+
+    def _closed_to_sockets(self) -> bool:
+        return self._gvisor is not None and closed_to_sockets(self._info, self._gvisor)
 
     async def image_ids(self, references: Collection[str]) -> dict[str, str]:
         found: dict[str, str] = {}

@@ -25,7 +25,7 @@ GVISOR_THREADS_EACH = 4
 MIB = 1 << 20
 # of the egress proxy
 EGRESS_UID, EGRESS_OPEN_FILES = 10002, 8192
-EGRESS_LIMITS = Limits(memory_mb=256, cpus=1.0, pids=64, disk_mb=16)
+EGRESS_LIMITS = Limits(memory_mb=256, cpus=1.0, pids=192, disk_mb=16)  # a thread for each name being resolved
 DOORS_FOLDER = "/egress"  # as it sees them
 
 

@@ -34,7 +34,7 @@ needs_runsc = pytest.mark.skipif(bool(NO_RUNSC), reason=NO_RUNSC)
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnEngine]:
     engine = OwnEngine(tmp_path_factory.mktemp("engine"), {"runtimes": {"runsc": RUNSC}} if RUNSC["path"] else {})
     try:
-        engine.start().load(*(f"toolcrib/{name}:{version('toolcrib')}" for name in ("workspace", "launcher")))
+        engine.start().load(*(f"toolcrib/{name}:{version('toolcrib')}" for name in ("workspace", "launcher", "egress")))
         yield engine
     finally:
         engine.close()
@@ -153,6 +153,47 @@ def test_an_engine_with_live_restore_is_restarted_and_the_session_has_one_sandbo
         engine.start()
 
 
+# -- the way out, with a proxy that has no network: what it denies and what it can't find tells that it was asked
+
+ASK = """
+import urllib.request, urllib.error
+for url in ('http://listed.example/', 'http://other.example/'):
+    try:
+        urllib.request.urlopen(url, timeout=30)
+    except urllib.error.HTTPError as no:
+        print(no.code, no.headers['X-Toolcrib-Denied'], no.headers['X-Toolcrib-Error'])
+"""
+ANSWERS = ["502 None no_address", "403 not_allowed None"]
+
+
+def open_session_with_egress(client: httpx.Client) -> httpx.Response:
+    body = {"images": ["workspace"], "ttl_s": 600, "egress": {"allow": ["listed.example"]}}
+    return client.post("/v1/sessions", json=body)
+
+
+def asked(client: httpx.Client, session: str) -> list[str]:
+    answer = call(client, session, "python_execute", code=ASK, wait_s=90)
+    return str(answer.json()["structured"]["stdout"]).splitlines() if answer.status_code == 200 else [answer.text]
+
+
+def test_the_way_out_is_there_again_after_the_engine_was_restarted(engine: OwnEngine, tmp_path: Path) -> None:
+    server = serve(engine, tmp_path, EGRESS__DOCKER_NETWORK="none").start()
+    try:
+        with server.client() as client:
+            session = open_session_with_egress(client).json()["id"]
+            assert asked(client, session) == ANSWERS
+            engine.end()
+            engine.start()
+            until = time.monotonic() + 60
+            while (told := asked(client, session)) != ANSWERS:
+                assert time.monotonic() < until, told
+                time.sleep(0.5)
+            client.delete(f"/v1/sessions/{session}")
+    finally:
+        server.end()
+        wait_empty(engine)
+
+
 # -- gVisor
 
 
@@ -185,6 +226,34 @@ def test_tools_work_on_gvisors_kernel(engine: OwnEngine, gvisor: ServerProcess) 
         assert "sleep 300" not in left.text
         assert client.delete(f"/v1/sessions/{session}").status_code == 204
         wait_empty(engine, ended=False)
+
+
+@needs_runsc
+def test_sessions_on_gvisor_have_a_way_out_where_it_may_open_sockets(engine: OwnEngine, tmp_path: Path) -> None:
+    told = {"RUNTIME__ISOLATION": "require-gvisor", "EGRESS__DOCKER_NETWORK": "none"}
+    server = serve(engine, tmp_path / "open", **told).start()
+    try:
+        with server.client() as client:
+            session = open_session_with_egress(client).json()["id"]
+            assert asked(client, session) == ANSWERS
+    finally:
+        server.end()
+    closed = {**RUNSC, "runtimeArgs": [one for one in RUNSC["runtimeArgs"] if "uds" not in one]}
+    engine.end()
+    engine.set("runtimes", {"runsc": closed})
+    engine.start()
+    server = serve(engine, tmp_path / "closed", **told)
+    try:
+        server.start()
+        with server.client() as client:
+            refused = open_session_with_egress(client)
+            assert refused.status_code == 503, refused.text
+            assert "--host-uds=open" in refused.json()["detail"]["message"]
+    finally:
+        server.end()
+        engine.end()
+        engine.set("runtimes", {"runsc": RUNSC})
+        engine.start()
 
 
 GREEDY = "import os\nkept = [bytearray(os.urandom(16 << 20)) for n in range(60)]"

@@ -71,7 +71,7 @@ class OpenDoor:
                 writer.write(piece)
                 await asyncio.sleep(0)
             writer.write_eof()
-            return await asyncio.wait_for(reader.read(), 20)
+            return await asyncio.wait_for(reader.read(), 60)
         except OSError:
             return b""
         finally:

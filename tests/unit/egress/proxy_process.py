@@ -29,7 +29,7 @@ class Proxy:
             json.dumps({"jsonrpc": "2.0", "id": self._number, "method": method, "params": params}).encode() + b"\n"
         )
         while True:
-            message = json.loads(await asyncio.wait_for(self.process.stdout.readline(), 20))
+            message = json.loads(await asyncio.wait_for(self.process.stdout.readline(), 60))
             if message.get("id") == self._number:
                 return dict(message)
             self.notices.append(message)
@@ -72,7 +72,7 @@ async def ask(door: Path, request: bytes) -> bytes:
     reader, writer = await asyncio.open_unix_connection(str(door))
     try:
         writer.write(request)
-        return await asyncio.wait_for(reader.read(), 20)
+        return await asyncio.wait_for(reader.read(), 60)
     finally:
         writer.close()
 

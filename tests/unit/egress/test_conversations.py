@@ -103,7 +103,7 @@ async def test_one_connection_carries_bodies_of_every_kind_one_after_the_other(f
             for piece in later:
                 await asyncio.sleep(0.01)
                 writer.write(piece)
-            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
             return head, b"" if request.startswith(b"HEAD") else await body_of(reader, head)
 
         def line(method: str, path: str = "/", *fields: str) -> bytes:
@@ -121,7 +121,7 @@ async def test_one_connection_carries_bodies_of_every_kind_one_after_the_other(f
         assert (await exchange(line("GET") + line("GET")))[1] == b""  # two at once
         assert (await body_of(reader, await reader.readuntil(b"\r\n\r\n"))) == b""
         writer.write(line("POST", "/", "Content-Length: 5", "Expect: 100-continue"))
-        assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)).startswith(b"HTTP/1.1 100 ")
+        assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)).startswith(b"HTTP/1.1 100 ")
         assert (await exchange(b"later"))[1] == b"later"
         writer.close()
         heads = [head for one in echo.connections for head in one]
@@ -147,7 +147,7 @@ async def test_a_tunnel_is_for_any_protocol_and_closes_one_way_at_a_time(folder:
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101 ")
         writer.write(b"frames")
         writer.write_eof()
-        assert await asyncio.wait_for(reader.read(), 20) == b"\x81semarf"
+        assert await asyncio.wait_for(reader.read(), 60) == b"\x81semarf"
         writer.close()
         # outside a tunnel there is no upgrade: the other server is not even asked for one
         plain = await ask(
@@ -186,7 +186,7 @@ async def test_slow_heads_silence_and_long_lives_end(folder: Path) -> None:
                         break
             except OSError:
                 pass
-            got = await asyncio.wait_for(reader.read(), 20)
+            got = await asyncio.wait_for(reader.read(), 60)
             writer.close()
             return got
 
@@ -194,7 +194,7 @@ async def test_slow_heads_silence_and_long_lives_end(folder: Path) -> None:
             reader, writer = await asyncio.open_unix_connection(str(door))
             writer.write(connect(to) + say)
             try:
-                return await asyncio.wait_for(reader.read(), 20)
+                return await asyncio.wait_for(reader.read(), 60)
             except ConnectionError:
                 return b""
             finally:
@@ -292,7 +292,7 @@ async def test_a_client_hello_in_many_packets_passes_whole(folder: Path) -> None
                     for sign in outgoing.read():
                         writer.write(bytes((sign,)))
                         await asyncio.sleep(0)
-                    incoming.write(await asyncio.wait_for(reader.read(65_536), 20))
+                    incoming.write(await asyncio.wait_for(reader.read(65_536), 60))
             assert client.getpeercert()
             writer.close()
 

@@ -10,10 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from sandbox_images.egress import vetting
 from sandbox_images.egress.authority import Authority
+from sandbox_images.egress.door import Grant
 from sandbox_images.egress.problems import Refused
+from sandbox_images.egress.rules import Policy
 from sandbox_images.egress.target import Target
 from sandbox_images.egress.vetting import Outside, Streams, Vetting
+from tests.unit.egress.own_network import Network, open_door
 from tests.unit.egress.proxy_process import ask, connect, get, running_proxy
 
 
@@ -187,8 +191,34 @@ class Rebinding(Outside):
 
 
 async def test_a_name_that_changes_its_mind_is_judged_each_time() -> None:
-    vetting, target = Vetting(Rebinding()), Target("turning.example", 80)
-    assert await vetting.addresses(target) == ["93.184.216.34"]  # what is then dialled, unasked again
+    judge, target, turns = Vetting(Rebinding()), Target("turning.example", 80), asyncio.Semaphore(1)
+    assert await judge.addresses(target, turns) == ["93.184.216.34"]  # what is then dialled, unasked again
     for _ in range(4):
         with pytest.raises(Refused, match="resolves to"):
-            await vetting.addresses(target)
+            await judge.addresses(target, turns)
+
+
+async def test_names_that_take_long_hold_up_their_own_door_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Network):
+        def __init__(self) -> None:
+            super().__init__({}, lambda _reader, _writer: asyncio.sleep(0))
+            self.asked, self.go_on = 0, asyncio.Event()
+
+        async def resolve(self, name: str, port: int) -> list[str]:
+            self.asked += 1
+            if name.startswith("slow"):
+                await self.go_on.wait()
+            return await super().resolve(name, port)
+
+    monkeypatch.setattr(vetting, "RESOLVE_S", 0.3)
+    network, grant = Slow(), Grant(Policy("open"))
+    async with open_door(folder, network, grant) as door, open_door(folder, network, grant) as other:
+        late = await asyncio.gather(*(door.say(get(f"http://slow{number}.example/")) for number in range(30)))
+        assert all(answer.startswith(b"HTTP/1.1 504 ") for answer in late)
+        assert network.asked == 8  # given up on, and still being resolved
+        assert (await door.say(get("http://quick.example/"))).startswith(b"HTTP/1.1 504 ")
+        assert b"X-Toolcrib-Error: no_address" in await other.say(get("http://quick.example/"))
+        network.go_on.set()
+        await asyncio.sleep(0)
+        assert b"X-Toolcrib-Error: no_address" in await door.say(get("http://quick.example/"))
+        assert door.faults == []

@@ -12,11 +12,13 @@ import pytest
 from tests.unit.toolserver.crib import TOOLS, Crib, crashing, detail, new_runtime, running, settings
 from toolserver.egress.policy import EgressPolicy
 from toolserver.runtime.base import SandboxSpec
+from toolserver.runtime.docker_runtime import closed_to_sockets
 from toolserver.runtime.fake_egress import FakeEgress
 from toolserver.runtime.fake_runtime import FakeRuntime
 from toolserver.runtime.fake_server import FakeToolServer
 from toolserver.runtime.fake_workspace import FakeWorkspace
 from toolserver.sessions.session import Grant
+from toolserver.tool_entry import HeaderEntry
 
 ALLOW = {"mode": "allow", "allow": ["example.org:443"]}
 
@@ -223,3 +225,48 @@ def test_grants_of_the_first_version_still_load(mode: str) -> None:
     grant = Grant.load(text)
     assert grant.egress == EgressPolicy.load({"mode": mode})
     assert Grant.load(grant.dump()) == grant
+
+
+@pytest.mark.parametrize(
+    ("how", "closed"),
+    [
+        ({"path": "/usr/bin/runsc"}, True),
+        ({"path": "/usr/bin/runsc", "runtimeArgs": ["--platform=ptrace", "--host-uds=none"]}, True),
+        ({"path": "/usr/bin/runsc", "runtimeArgs": ["--host-uds=open"]}, False),
+        ({"path": "/usr/bin/runsc", "runtimeArgs": ["-host-uds", "all"]}, False),
+        ({"path": "/usr/bin/runsc", "runtimeArgs": ["--fsgofer-host-uds"]}, False),
+        ({"runtimeType": "io.containerd.runsc.v1"}, False),  # its settings are in a file of its own
+    ],
+)
+def test_gvisor_says_whether_it_opens_sockets(how: dict[str, Any], closed: bool) -> None:
+    assert closed_to_sockets({"Runtimes": {"runsc": how}}, "runsc") is closed
+
+
+@pytest.mark.parametrize(
+    "content", [None, "no certificate", "-----BEGIN CERTIFICATE-----\nxx\n-----END CERTIFICATE-----\n"]
+)
+def test_authorities_that_can_not_be_used_are_refused_at_the_start(tmp_path: Path, content: str | None) -> None:
+    file = tmp_path / "authorities.pem"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ValueError, match=r"authorities\.pem: (No such file|it holds no certificate)"):
+        settings(tmp_path, egress={"ca_file": file})
+
+
+@pytest.mark.parametrize(
+    ("told", "kept"),
+    [
+        ("API.example.org", "api.example.org"),
+        ("a.org:8443", "a.org:8443"),
+        ("[::ffff:1.2.3.4]:80", "[::ffff:102:304]:80"),
+        ("[2606:4700::1]", "[2606:4700::1]"),
+    ],
+)
+def test_a_secret_header_is_for_one_host_and_the_usual_ports_or_one(told: str, kept: str) -> None:
+    assert HeaderEntry(host=told, header="X-Key", source="env:KEY").host == kept
+
+
+@pytest.mark.parametrize("told", ["*.example.org", "a.org:*", "a.org:0", "127.1", "a b"])
+def test_a_secret_header_for_what_is_not_one_host_is_refused(told: str) -> None:
+    with pytest.raises(ValueError, match="host"):
+        HeaderEntry(host=told, header="X-Key", source="env:KEY")
