@@ -120,7 +120,7 @@ class ByteStream(Response):
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if not sending.done():
+            if not sending.done() or sending.cancelled() or sending.exception() is not None:
                 self._on_leave()
             for task in (sending, leaving):
                 task.cancel()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 from tests.unit.toolserver.crib import Crib, crashing, new_runtime, running, settings
 from tests.unit.toolserver.events_client import serving
 from tests.unit.toolserver.mcp_client import McpClient, connected, events, note, text_of
-from toolserver.api import mcp_listen
+from toolserver.api import edge, mcp_listen
 
 pytestmark = pytest.mark.usefixtures("_soon")
 
@@ -156,6 +158,25 @@ async def test_hanging_up_cancels_in_the_stateless_revision_alone(
             await asyncio.sleep(0.2)
     await until_idle(crib)
     assert await code_of_only_call(crib, "sleep") == {"cancelled" if client.modern else "ok"}
+
+
+async def test_a_stateless_client_that_stops_reading_has_left(crib: Crib, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edge, "_STALLED_S", 0.3)
+    async with serving(crib) as http:
+        client = McpClient(http, modern=True)
+        meta = {"io.modelcontextprotocol/logLevel": "debug"}
+        arguments = {"lines": ["x" * (1 << 20)], "times": 200, "pause_s": 0.1}
+        params = {"name": "say", "arguments": arguments, "_meta": meta}
+        body = json.dumps(client.message("tools/call", params)).encode()
+        lines = [f"{name}: {value}" for name, value in client.head("tools/call", params).items()]
+        head = "\r\n".join(["POST /mcp HTTP/1.1", *lines, f"Content-Length: {len(body)}", "", ""])
+        with socket.socket() as wire:
+            wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+            wire.connect(("127.0.0.1", http.base_url.port))
+            wire.sendall(head.encode() + body)
+            await until(crib.server.executor.admission.held)
+            await until_idle(crib)
+        assert await code_of_only_call(crib, "say") == {"cancelled"}
 
 
 async def test_an_id_that_is_not_answered_yet_is_not_taken_twice(crib: Crib, http: httpx.AsyncClient) -> None:
