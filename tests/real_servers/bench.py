@@ -74,13 +74,17 @@ class Bench:
         assert answer.status_code == 200, answer.text
         return answer.content
 
-    async def until_left(self, count: int) -> None:
-        """As many containers of the server as these."""
+    @property
+    def server_id(self) -> str:
         runtime = self.server.runtime
         assert isinstance(runtime, DockerRuntime)
+        return runtime._server_id
+
+    async def until_left(self, count: int) -> None:
+        """As many containers of the server as these."""
         async with asyncio.timeout(30):
             for _ in range(1000):
-                if len(await asyncio.to_thread(left_of, runtime._server_id, "container ls -a")) == count:
+                if len(await asyncio.to_thread(left_of, self.server_id, "container ls -a")) == count:
                     return
                 await asyncio.sleep(0.1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -100,6 +101,23 @@ async def test_its_end_is_told_and_the_next_call_has_a_fresh_one(bench: Bench) -
         after = await bench.done(session, "ok")
         assert (after["content"][-1]["text"], after["sandbox_reset"]) == ("ok", True), what
         await bench.until_left(1)
+
+
+async def test_a_sandbox_that_somebody_removes_leaves_its_call_unknown(bench: Bench) -> None:
+    session = await bench.session("hostile")
+    await bench.done(session, "ok")
+    call = asyncio.create_task(do(bench, session, "silence", deadline_s=60))
+    await asyncio.sleep(0.5)
+    await asyncio.to_thread(remove_containers, bench.server_id, "hostile")
+    detail(await call, 500, "outcome_unknown")
+    after = await bench.done(session, "ok")
+    assert (after["content"][-1]["text"], after["sandbox_reset"]) == ("ok", True)
+
+
+def remove_containers(server_id: str, image: str) -> None:
+    of = ["--filter", f"label=toolcrib.server={server_id}", "--filter", f"label=toolcrib.image={image}"]
+    found = subprocess.run(["docker", "ps", "-q", *of], capture_output=True, text=True, check=True).stdout.split()
+    subprocess.run(["docker", "rm", "-f", *found], capture_output=True, check=True)
 
 
 async def test_a_deadline_holds_against_all_of_it(bench: Bench) -> None:
