@@ -44,12 +44,22 @@ def connect(path: Path, busy_ms: int) -> Engine:
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
-        # a deferred transaction that turns into a writer fails at once when another writes, whatever the busy timeout
-        raw = connection.connection.driver_connection
-        if isinstance(raw, sqlite3.Connection):  # straight to the driver: this is half the cost of a small transaction
-            raw.execute("BEGIN IMMEDIATE" if connection.info.get("writes", True) else "BEGIN")
+        raw = _driver(connection)
+        if not raw.in_transaction:  # else `transact` has begun it
+            _begin_in(raw, writes=True)
 
     return engine
+
+
+def _driver(connection: Connection) -> sqlite3.Connection:
+    raw = connection.connection.driver_connection
+    assert isinstance(raw, sqlite3.Connection)  # noqa: S101 - `connect` makes no others
+    return raw
+
+
+def _begin_in(raw: sqlite3.Connection, *, writes: bool) -> None:
+    # a deferred transaction that turns into a writer fails at once when another writes, whatever the busy timeout
+    raw.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 def prepare(connection: Connection, path: Path) -> None:
@@ -126,15 +136,31 @@ def waiting_for_the_disk(connection: Connection) -> Iterator[None]:
 
 
 def transact(connection: Connection, job: Callable[[Connection], T], *, writes: bool, durable: bool = False) -> T:
-    """`job` in a transaction of its own, in the calling thread. Raises StoreUnavailable, Busy: then nothing was changed."""
-    connection.info["writes"] = writes
+    """`job` in a transaction of its own, in the calling thread. Raises StoreUnavailable, Busy: then nothing was changed.
+
+    It is begun and ended by the driver: for a job that SQLAlchemy need not see, its part would be a fifth of the whole.
+    """
+    raw = _driver(connection)
     try:
-        with waiting_for_the_disk(connection) if durable else contextlib.nullcontext(), connection.begin():
-            return job(connection)
-    except IntegrityError:
-        raise
-    except (DatabaseError, sqlite3.Error) as problem:
+        with waiting_for_the_disk(connection) if durable else contextlib.nullcontext():
+            _begin_in(raw, writes=writes)
+            value = job(connection)
+            _end(connection, raw, connection.commit, raw.commit)
+            return value
+    except BaseException as problem:
         with contextlib.suppress(DatabaseError, sqlite3.Error):
-            connection.rollback()
+            _end(connection, raw, connection.rollback, raw.rollback)
+        if isinstance(problem, IntegrityError) or not isinstance(problem, DatabaseError | sqlite3.Error):
+            raise
         reason = reason_of(problem)
         raise (Busy(reason) if "locked" in reason else StoreUnavailable(reason)) from problem
+
+
+def _end(
+    connection: Connection, raw: sqlite3.Connection, by_both: Callable[[], None], by_driver: Callable[[], None]
+) -> None:
+    """`by_both` where a statement went through SQLAlchemy, which then has a transaction of its own to end."""
+    if connection.in_transaction():
+        by_both()
+    if raw.in_transaction:
+        by_driver()
