@@ -17,8 +17,7 @@ test: lint ## set up everything, then lint and run the whole suite
 	@.ci/engine.sh docker-compose
 	@.ci/engine.sh chromium-headless-shell || echo "Chromium can't be installed here: its tests under bubblewrap are skipped" >&2
 	@.ci/engine.sh runsc || echo "gVisor can't be installed here: its tests are skipped" >&2
-	@$(BIN)/toolserver images build --all
-	@$(BIN)/python -m tests.integration.mcp_clients.installs
+	@$(BIN)/python -m tests.integration.mcp_clients.installs & clients=$$!; $(BIN)/toolserver images build --all && wait $$clients
 	@.ci/tests.sh
 
 lint: ## format, lint, types, import rules
