@@ -42,7 +42,6 @@ META_LOG_LEVEL = "io.modelcontextprotocol/logLevel"
 META_SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
 
 CAPABILITIES: dict[str, Any] = {"tools": {"listChanged": True}, "logging": {}}
-LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 _INSTRUCTIONS = (
     "The tools run in an isolated sandbox. Files in /workspace, Python variables and shells persist from call to call of one session; "
     "a session that was not used for {idle} minutes is closed and its files are deleted. Long calls go on until their deadline; "

@@ -28,7 +28,6 @@ from toolserver.api.mcp_messages import (
 )
 from toolserver.api.mcp_revisions import (
     CAPABILITIES,
-    LOG_LEVELS,
     META_CAPABILITIES,
     META_LOG_LEVEL,
     META_SUBSCRIPTION,
@@ -42,6 +41,7 @@ from toolserver.api.mcp_revisions import (
 from toolserver.api.mcp_rooms import NAME_FORM, Rooms, is_name
 from toolserver.api.mcp_told import Flight, event, stamped
 from toolserver.api.services import Phase, caller, services
+from toolserver.calls.news import LOG_LEVELS
 
 SESSION_HEADER, META_SESSION = "toolcrib-session", "toolcrib/session"
 DEFAULT_NAME = "default"

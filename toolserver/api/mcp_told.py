@@ -15,11 +15,12 @@ from starlette.responses import Response
 from toolserver.api import mcp_elicitation, mcp_results
 from toolserver.api.events import QUIET, ByteStream
 from toolserver.api.mcp_messages import INVALID_REQUEST, RpcFault, RpcId, fault_of, is_id, note, reply
-from toolserver.api.mcp_revisions import LOG_LEVELS, META_SERVER, Revision, server_info
+from toolserver.api.mcp_revisions import META_SERVER, Revision, server_info
 from toolserver.api.mcp_rooms import Room
 from toolserver.api.services import Services, caller, services
 from toolserver.calls.answer import Answer, encode_body
 from toolserver.calls.idempotency import is_key
+from toolserver.calls.news import LOG_LEVELS
 from toolserver.calls.running import RunningCall
 from toolserver.errors import Code, ToolServerError
 from toolserver.store.keys import Key
@@ -56,7 +57,7 @@ class Asked:
     @property
     def listens(self) -> bool:
         """Whether it wants to be told anything before the end."""
-        return self.token is not None or self.hears_output
+        return self.token is not None or self.log_level is not None
 
     @property
     def hears_output(self) -> bool:
@@ -105,6 +106,12 @@ class Told:
             elif event.name in ("stdout", "stderr") and asked.hears_output:
                 told = {"level": "info", "logger": event.name, "data": data["text"]}
                 yield offset, note("notifications/message", told)
+            elif (
+                event.name == "log"
+                and asked.log_level is not None
+                and LOG_LEVELS.index(data["level"]) >= asked.log_level
+            ):
+                yield offset, note("notifications/message", data)
 
     async def _question(self, data: dict[str, Any]) -> dict[str, Any]:
         """What the tool asks: put to the client where it can ask its user, else the answer that says how the model goes on."""

@@ -26,11 +26,12 @@ from toolserver.api.mcp_messages import (
     read,
     reply,
 )
-from toolserver.api.mcp_revisions import CAPABILITIES, LOG_LEVELS, instructions, server_info
+from toolserver.api.mcp_revisions import CAPABILITIES, instructions, server_info
 from toolserver.api.mcp_rooms import Rooms
 from toolserver.api.mcp_sessions import McpSession, McpSessions
 from toolserver.api.mcp_told import Flight, event, resume
 from toolserver.api.services import Phase, Services, caller, services
+from toolserver.calls.news import LOG_LEVELS
 from toolserver.calls.request import CallRequest
 from toolserver.catalog.image import Tool
 from toolserver.errors import ToolServerError

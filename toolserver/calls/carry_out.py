@@ -51,6 +51,7 @@ async def _carry_out(call: RunningCall, settings: CallSettings) -> Answer:
                 grace_s=settings.kill_grace_s,
                 traceparent=stage.traceparent,
                 on_progress=call.news.tell,
+                on_log=call.news.log,
                 owner=call.session.session_id,
                 ask=call.ask,
             )

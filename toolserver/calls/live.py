@@ -1,4 +1,4 @@
-"""A call as it runs: its output, progress and outcome as events, for any number of followers.
+"""A call as it runs: its output, progress, log and outcome as events, for any number of followers.
 
 Nothing is kept here for those who are slow. Each follower pulls a chunk at a time from the sandbox, which keeps the last
 of a call's output: one that falls behind further than that, or comes back late, is told what it missed.
@@ -18,7 +18,7 @@ from toolserver.sandbox.call_place import CallPlace, OutputPart
 
 CHUNK_BYTES = 64 << 10
 QUIET_S = 10.0  # after so long without an event a follower is told that there is none
-Name = Literal["started", "stdout", "stderr", "lost", "progress", "input_required", "outcome"]
+Name = Literal["started", "stdout", "stderr", "lost", "progress", "log", "input_required", "outcome"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ async def follow(call: RunningCall, offset: int, until: float) -> AsyncIterator[
     followed: CallPlace | None = None
     shown: dict[str, Any] | None = None
     asked: Asked | None = None
+    heard = 0
     while True:
         news: set[asyncio.Future[Any]] = {call.answer, call.news.changed}
         if call.placed.done() and call.placed.result() is not followed:
@@ -60,6 +61,10 @@ async def follow(call: RunningCall, offset: int, until: float) -> AsyncIterator[
                 if event is not None and event.offset is not None:
                     offset = event.offset
                 yield event
+        elif call.news.logged > heard:
+            unheard, heard = call.news.log_after(heard), call.news.logged
+            for told in unheard:
+                yield Event.of("log", told)
         elif call.answer.done() or (left_s := _left_s(until)) <= 0:
             return
         elif call.news.progress is not shown:

@@ -10,6 +10,7 @@ from math import inf
 from typing import Any, Literal
 
 from toolserver.calls.answer import Answer
+from toolserver.calls.news import News
 from toolserver.catalog.image import Tool
 from toolserver.errors import Code, ToolServerError
 from toolserver.sandbox.call_place import CallPlace
@@ -19,36 +20,6 @@ from toolserver.store.calls import CallRow
 
 CancelledBy = Literal["caller", "shutdown"]
 _LAST_S, _LAST_SHARE = 2.0, 0.1  # of the time to the deadline: what is left to the tool when nobody answered
-_MAX_MESSAGE = 2000
-
-
-class News:
-    """What followers wait for beside the answer: `changed` is done at the next piece of it, and replaced by another.
-
-    `progress` is the last word of the tool on how far it is. A slow follower misses what came in between.
-    """
-
-    def __init__(self) -> None:
-        self.progress: dict[str, Any] | None = None
-        self.changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def tell(self, told: dict[str, Any]) -> None:
-        """`told`: the params of a progress notification, as a sandbox sends them. What is none is passed over."""
-        kept: dict[str, Any] = {
-            name: value
-            for name in ("progress", "total")
-            if isinstance(value := told.get(name), int | float) and not isinstance(value, bool) and abs(value) < 1e300
-        }
-        if "progress" not in kept:
-            return
-        if isinstance(message := told.get("message"), str):
-            kept["message"] = message[:_MAX_MESSAGE]
-        self.progress = kept
-        self.ring()
-
-    def ring(self) -> None:
-        self.changed.set_result(None)
-        self.changed = asyncio.get_running_loop().create_future()
 
 
 @dataclass(eq=False)

@@ -1,4 +1,4 @@
-"""Calls of MCP servers without our extension: found again for a cancel, for progress, and for what the server asks meanwhile."""
+"""Calls of MCP servers without our extension: found again for a cancel, for progress and logs, and for what the server asks meanwhile."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from toolserver.sandbox.stdio_client import INTERNAL_ERROR, RpcError, StdioClien
 MAX_ROUNDS = 32  # in which one call may ask for more input
 _PAUSE_S = 0.2  # before a call is sent again that asked for nothing, times the round
 INPUT_REQUIRED, COMPLETE = "input_required", "complete"
+META_LOG_LEVEL = "io.modelcontextprotocol/logLevel"
+_LOG_LEVEL = "info"  # from which on servers are asked to log, in the era that wants to be asked
 
 
 class Stopped(TimeoutError):  # noqa: N818 - reads as what it names
@@ -24,6 +26,7 @@ class Stopped(TimeoutError):  # noqa: N818 - reads as what it names
 class _Open:
     owner: str
     ask: Ask | None
+    on_log: Callable[[dict[str, Any]], None] | None
     number: int | None = None  # of the request that is open now
 
 
@@ -45,6 +48,7 @@ class ForeignCalls:
         owner: str,
         ask: Ask | None,
         on_progress: Callable[[dict[str, Any]], None] | None,
+        on_log: Callable[[dict[str, Any]], None] | None = None,
     ) -> dict[str, Any]:
         """The result, with the deadline kept from here: asked to end at it, TimeoutError after the grace (Stopped: it did end).
 
@@ -53,7 +57,9 @@ class ForeignCalls:
         if on_progress is not None:
             params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": call_id}}
             self._client.progressed[call_id] = on_progress
-        entry = self._open[call_id] = _Open(owner, ask)
+        if on_log is not None and self._client.meta:
+            params = {**params, "_meta": {**params.get("_meta", {}), META_LOG_LEVEL: _LOG_LEVEL}}
+        entry = self._open[call_id] = _Open(owner, ask, on_log)
         work = asyncio.ensure_future(self._rounds(entry, params, deadline_s + grace_s))
         try:
             done, _ = await asyncio.wait([work], timeout=deadline_s)
@@ -126,3 +132,11 @@ class ForeignCalls:
         ask = asking[-1].ask
         assert ask is not None  # noqa: S101 - filtered above
         return (await ask(question)).as_result()
+
+    def noticed(self, method: str, params: dict[str, Any]) -> None:
+        """A notification that does not say to which call it belongs: of the log, it is the latest call's, under the same condition."""
+        calls = list(self._open.values())
+        if method != "notifications/message" or len({entry.owner for entry in calls}) != 1:
+            return
+        if (on_log := calls[-1].on_log) is not None:
+            on_log(params)

@@ -68,6 +68,7 @@ class ToolSandbox:
         self._relisting: asyncio.Task[None] | None = None
         self._changed_again = False
         self.client.answering[ELICIT] = self._foreign.elicited
+        self.client.noticed = self._foreign.noticed
         self.client.noted["notifications/tools/list_changed"] = self._tools_changed
 
     @property
@@ -232,13 +233,14 @@ class ToolSandbox:
         grace_s: float,
         traceparent: str | None = None,
         on_progress: Callable[[dict[str, Any]], None] | None = None,
+        on_log: Callable[[dict[str, Any]], None] | None = None,
         owner: str = "",
         ask: Ask | None = None,
     ) -> dict[str, Any]:
         """The MCP result. Raises RpcError, SandboxGone, and TimeoutError when it did not end by deadline_s + grace_s.
 
-        Of images without the extension `on_progress` gets the params of each progress notification, and `ask` what the tool asks
-        its user; `owner` is who would see that.
+        Of images without the extension `on_progress` and `on_log` get the params of each such notification, and `ask` what the tool
+        asks its user; `owner` is who would see that.
         """
         meta: dict[str, Any] = {} if traceparent is None else {"traceparent": traceparent}
         params: dict[str, Any] = {"name": tool, "arguments": arguments, "_meta": meta}
@@ -247,7 +249,7 @@ class ToolSandbox:
             meta["toolcrib/call"] = {"call_id": call_id, "epoch": self._term.epoch, **bounds}
             return await self.client.request("tools/call", params, deadline_s + grace_s)
         return await self._foreign.run(
-            call_id, params, deadline_s, grace_s, owner=owner, ask=ask, on_progress=on_progress
+            call_id, params, deadline_s, grace_s, owner=owner, ask=ask, on_progress=on_progress, on_log=on_log
         )
 
     @property
