@@ -14,7 +14,7 @@ from toolserver.catalog.synonyms import SYNONYMS
 
 MAX_QUERY_CHARS = 1_000
 MAX_QUERY_WORDS = 40
-MAX_RESULTS = 50
+MAX_RESULTS = 100
 # BM25's weights of the columns: name, description, names of arguments, descriptions of arguments, image
 WEIGHTS = "6.0, 3.0, 1.0, 0.4, 2.0"
 WEIGHT_OF_SYNONYMS = 0.35
