@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import shutil
 import subprocess
 import uuid
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
+from sandbox_images.browser.chromium import PROGRAM
 from tests.integration.server.town import Town, container_machine, town
 from tests.integration.server.town_sites import PUBLIC
 from tests.own_engine import why_not
@@ -89,8 +92,9 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             server = ServerProcess("bubblewrap", folder, arguments=("--host", there.reached), within=within)
         server.start()
         stack.callback(server.end)
-        client = stack.enter_context(server.client())
-        yield Place(server, client, there)
+        made = Place(server, server.client(), there)
+        stack.callback(lambda: made.client.close())
+        yield made
 
 
 @pytest.fixture
@@ -148,5 +152,57 @@ def test_web_pages_that_redirect_inwards_are_denied_with_the_place(place: Place)
         assert (answer.status_code, detail["code"]) == (500, "policy_denied"), answer.text
         host, port = inwards.split(":")
         assert [(one["host"], one["port"]) for one in detail["denied"]] == [(host, int(port))]
+    assert place.town.burnt() == []
+    place.client.delete(f"/v1/sessions/{session}")
+
+
+def test_the_browser_shows_public_pages_and_is_denied_the_rest(place: Place) -> None:
+    if place.server.runtime == "docker" or not os.access(PROGRAM, os.X_OK):
+        pytest.skip("with the Chromium of this machine, the Debian package chromium-headless-shell")
+    session = place.session("browser")
+    shown = place.call(session, "browser_open", url="http://public.example/")
+    assert "The site public.example says hello" in shown.text, shown.text
+    for inwards in (
+        "http://loop.example:8080/",
+        "http://public.example/to?http://inner.example:8080/",
+        "http://mixed.example/",
+    ):
+        answer = place.call(session, "browser_open", url=inwards)
+        detail = answer.json()["detail"]
+        assert (answer.status_code, detail["code"]) == (500, "policy_denied"), answer.text
+        assert "private_address" in [one["rule"] for one in detail["denied"]]
+    change = {"allow": ["other.example:80"]}
+    assert place.client.put(f"/v1/sessions/{session}/egress", json=change).status_code == 200
+    assert "other.example says hello" in place.call(session, "browser_open", url="http://other.example/").text
+    denied = place.call(session, "browser_open", url="http://public.example/").json()["detail"]["denied"]
+    assert [(one["host"], one["rule"]) for one in denied] == [("public.example", "not_allowed")]
+    assert place.town.burnt() == []
+    place.client.delete(f"/v1/sessions/{session}")
+
+
+def test_a_new_policy_holds_for_every_image_of_the_session_and_a_killed_server_keeps_it(place: Place) -> None:
+    session = place.session("workspace", "web", allow=["other.example"])
+    fetch = f"{FETCH}\nprint(fetch('http://{{host}}.example/')[:22])"
+
+    numbers = itertools.count()
+
+    def reached(host: str) -> list[bool]:
+        (line,) = place.python(session, fetch.replace("{host}", host))
+        page = place.call(
+            session, "web_fetch", url=f"http://{host}.example/?{next(numbers)}"
+        )  # one that it does not remember
+        assert page.status_code == 200 or page.json()["detail"]["code"] == "policy_denied", page.text
+        assert line.startswith(("200 ", "403 not_allowed"))
+        return [line.startswith("200 "), page.status_code == 200]
+
+    assert (reached("other"), reached("public")) == ([True, True], [False, False])
+    put = place.client.put(f"/v1/sessions/{session}/egress", json={"allow": ["public.example"]})
+    assert put.status_code == 200
+    assert (reached("other"), reached("public")) == ([False, False], [True, True])
+    place.server.kill()
+    place.server.start()
+    place.client.close()
+    place.client = place.server.client()
+    assert (reached("other"), reached("public")) == ([False, False], [True, True])
     assert place.town.burnt() == []
     place.client.delete(f"/v1/sessions/{session}")
