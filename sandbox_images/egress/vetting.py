@@ -33,12 +33,17 @@ class Outside(ABC):
     async def connect(self, address: str, port: int, tls: SSLContext | None, name: str | None) -> Streams:
         """To an address, never a name. `name` is what TLS verifies. Raises OSError."""
 
+    def is_own(self, address: str) -> bool:  # noqa: ARG002
+        """Whether it is an address of the machine, or network namespace, that the proxy is on."""
+        return False
+
 
 class System(Outside):
     """The machine's resolver and its network."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="resolve")
+        self._binds_all = _can_bind("192.0.2.1")  # a setting of the kernel's: then nothing can be told by it
 
     async def resolve(self, name: str, port: int) -> list[str]:
         loop = asyncio.get_running_loop()
@@ -51,6 +56,18 @@ class System(Outside):
         return await asyncio.open_connection(
             address, port, ssl=tls, server_hostname=name if tls else None, family=socket.AF_UNSPEC
         )
+
+    def is_own(self, address: str) -> bool:
+        return not self._binds_all and _can_bind(address)
+
+
+def _can_bind(address: str) -> bool:
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as tried:
+            tried.bind((address, 0))
+    except OSError:
+        return False
+    return True
 
 
 class Vetting:
@@ -80,7 +97,7 @@ class Vetting:
         """Raises Refused. The address itself is not told: what a private name resolves to is no business of a sandbox."""
         if self._trusts(target) or self._trusts(Target(address, target.port)):
             return
-        refusal = address_refusal(address)
+        refusal = address_refusal(address) or ("an address of this machine" if self.outside.is_own(address) else None)
         if refusal is not None:
             how = "it is" if target.is_address else "it resolves to"
             raise Refused("private_address", target.host, target.port, _sentence(target, f"{how} {refusal}"))

@@ -16,7 +16,7 @@ import pytest
 
 from sandbox_images.browser.chromium import PROGRAM
 from tests.integration.server.town import Town, container_machine, town
-from tests.integration.server.town_sites import PUBLIC
+from tests.integration.server.town_sites import OWN, PUBLIC
 from tests.own_engine import why_not
 from tests.server_process import ServerProcess
 
@@ -24,7 +24,7 @@ INWARDS = [
     "127.0.0.1:8080", "localhost:8080", "[::1]:8080", "0.0.0.0:8080", "2130706433:8080", "0x7f000001:8080", "0177.0.0.1:8080", "127.1:8080",
     "[::ffff:127.0.0.1]:8080", "[::ffff:7f00:1]:8080", "[64:ff9b::7f00:1]:8080", "[2002:7f00:1::]:8080", "①②⑦.⓪.⓪.①:8080", "172.17.0.1:8080",
     "10.213.2.1:80", "169.254.169.254", "metadata.google.internal", "host.docker.internal:8080", "inner.example:8080", "loop.example:8080",
-    "six.example:8080", "mapped.example:8080", "nat64.example:8080", "cloud.example", "mixed.example", "a.localhost:8080", "public.example@127.0.0.1:8080",
+    "six.example:8080", "mapped.example:8080", "nat64.example:8080", "cloud.example", "mixed.example", "own.example:8080", OWN + ":8080", "a.localhost:8080", "public.example@127.0.0.1:8080",
 ]  # fmt: skip
 FETCH = """
 import urllib.request, urllib.error, urllib.parse
@@ -93,7 +93,7 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         server.start()
         stack.callback(server.end)
         made = Place(server, server.client(), there)
-        stack.callback(lambda: made.client.close())
+        stack.callback(lambda: made.client.close())  # noqa: PLW0108 - it may be another one then
         yield made
 
 

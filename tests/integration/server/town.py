@@ -2,7 +2,7 @@
 
 The server's machine is one namespace, the world another, with a link between them:
 
-    machine   where the proxy is. Canaries listen on ports 80, 443 and 8080 of every address it has.
+    machine   where the proxy is. Canaries listen on ports 80, 443 and 8080 of every address it has, the public OWN too.
     world     has PUBLIC, where the sites are, on ports 80 and 443, and a resolver.
 
 Needs root.
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from tests.integration.server.town_sites import PUBLIC
+from tests.integration.server.town_sites import OWN, PUBLIC
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -115,6 +115,7 @@ def town(machine: str, folder: Path) -> Iterator[Town]:
             (machine, f"{near_end}/30", "toworld"),
             (world, f"{inner_end}/30", "tomachine"),
             (world, f"{PUBLIC}/32", "lo"),
+            (machine, f"{OWN}/32", "lo"),
         ):
             _run(*_within(namespace, "ip", "address", "add", address, "dev", link))
             _run(*_within(namespace, "ip", "link", "set", link, "up"))

@@ -15,7 +15,7 @@ from typing import cast
 
 from sandbox_images.egress.authority import Authority
 
-PUBLIC = "93.184.216.34"
+PUBLIC, OWN = "93.184.216.34", "93.184.216.35"  # of the world; of the machine
 NAMES = {
     "public.example": [PUBLIC],
     "other.example": [PUBLIC],
@@ -27,6 +27,7 @@ NAMES = {
     "six.example": ["::1"],
     "mapped.example": ["::ffff:127.0.0.1"],
     "nat64.example": ["64:ff9b::7f00:1"],
+    "own.example": [OWN],
     "cloud.example": ["169.254.169.254"],
 }
 _A, _AAAA = 1, 28
