@@ -5,6 +5,8 @@ Draft 2020-12, or draft 7 when `$schema` says so. Nothing is ever fetched: a ref
 
 from __future__ import annotations
 
+import json
+from functools import lru_cache
 from typing import Any
 
 from jsonschema import Draft7Validator, Draft202012Validator, SchemaError, validators
@@ -16,6 +18,7 @@ from toolserver.catalog.schema_graph import graph_problem
 
 MAX_SCHEMA_NODES = 20_000
 MAX_SCHEMA_DEPTH = 60
+_REMEMBERED_CHARS = 16_384
 
 _extend: Any = validators.extend
 _CHECKERS: dict[str, Any] = {
@@ -31,6 +34,17 @@ def schema_problem(schema: Any) -> str | None:
     problem = _size_problem(schema)
     if problem is not None:
         return problem
+    text = json.dumps(schema, default=repr)
+    return _judged(text) if len(text) <= _REMEMBERED_CHARS else _judge(schema)
+
+
+@lru_cache(maxsize=1024)
+def _judged(text: str) -> str | None:
+    """As `_judge`: the same schemas are read again with each look at the catalog."""
+    return _judge(json.loads(text))
+
+
+def _judge(schema: dict[str, Any]) -> str | None:
     draft = _draft(schema)
     if draft is None:
         return f"its $schema {_short(schema.get('$schema'))} is not one that is known: use draft 2020-12 or draft 7"
