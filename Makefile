@@ -40,7 +40,7 @@ soak: images ## ten minutes with 50 sessions; SOAK="--minutes 60 --kills --runti
 
 gvisor: images ## hostile code and the sandboxes' contract on gVisor, in an engine of its own: ten minutes, as root
 	@.ci/engine.sh runsc
-	@TOOLCRIB_TEST_GVISOR=1 $(BIN)/python -m pytest -k gvisor tests/abuse tests/conformance tests/integration/engine $(ARGS)
+	@TOOLCRIB_TEST_GVISOR=1 $(BIN)/python -m pytest -k gvisor tests/abuse tests/conformance tests/integration/engine tests/faults $(ARGS)
 
 clean: ## remove what the targets made in this folder
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -13,9 +13,12 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.own_engine import WITH_GVISOR, engine_with_gvisor
 from tests.real_servers.bench import left_of, state_with
+from tests.real_servers.images import image
 from tests.server_process import ServerProcess
 from toolserver.app import server_id
+from toolserver.images.definition import launcher_definition
 
 ANN = {"name": "Ann", "entityType": "person", "observations": []}
 FETCH = "python3 -m mcp_server_fetch --allow-private-ips"
@@ -118,3 +121,26 @@ def test_a_killed_servers_added_images_go_on_or_are_told_of(server: ServerProces
         assert again.startswith("begun\n"), "its files are kept"
         assert client.delete(f"/v1/sessions/{session}").status_code in (200, 204)
         server.wait_no_leftovers(session, 30)
+
+
+@pytest.mark.skipif(not WITH_GVISOR, reason="`make gvisor` asks for it")
+def test_added_images_run_on_gvisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOOLSERVER_RUNTIME__START_TIMEOUT_S", "120")
+    needed = [launcher_definition().tagged, image("everything"), image("modern")]
+    with engine_with_gvisor(tmp_path / "engine", *needed) as engine:
+        for name, value in engine.on_gvisor.items():
+            monkeypatch.setenv(name, value)
+        state_with(tmp_path / "server" / "state", everything=(), modern=())
+        server = ServerProcess("docker", tmp_path / "server", engine.on_gvisor).start()
+        try:
+            with server.client(timeout=120) as client:
+                session = client.post("/v1/sessions", json={"images": ["everything", "modern"]}).json()["id"]
+                echo = call(client, session, "echo", {"message": "from gVisor"}, wait_s=100)
+                assert echo.json()["content"][0]["text"] == "Echo: from gVisor"
+                assert call(client, session, "add", {"a": 1, "b": 2}, wait_s=100).json()["structured"] == {"total": 3}
+                asked = call(client, session, "ask", key="a", wait_s=60).json()["detail"]
+                assert asked["type"] == "input_required"
+                answer = {"call_id": "a", "action": "decline"}
+                assert call(client, session, "call_answer", answer).json()["content"][0]["text"] == "decline"
+        finally:
+            server.end()
