@@ -141,7 +141,7 @@ async def test_other_calls_of_a_server_go_on_while_one_is_given_up(bench: Bench)
     session = await bench.session("hostile")
     await bench.done(session, "ok")
     silent, short, *quick = await asyncio.gather(
-        do(bench, session, "silence", deadline_s=4),
+        do(bench, session, "silence", deadline_s=2.5),
         do(bench, session, "silence", deadline_s=0.5),
         *(bench.call(session, "ok") for _ in range(20)),
     )
@@ -189,13 +189,13 @@ async def test_one_that_never_ends_ends_with_its_session(bench: Bench) -> None:
         ("pages in a circle", "the tool list never ends"),
         ("ten thousand tools", "more than 5000 tools"),
         ("dies", "exited with code 9"),
-        ("deaf", "not ready within 3 s"),
+        ("deaf", "not ready within 2 s"),
     ],
 )
 def test_one_that_can_not_be_used_is_not_added(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, why: str
 ) -> None:
-    monkeypatch.setenv("TOOLSERVER_RUNTIME__START_TIMEOUT_S", "3" if mode == "deaf" else "60")
+    monkeypatch.setenv("TOOLSERVER_RUNTIME__START_TIMEOUT_S", "2" if mode == "deaf" else "60")
     done = add(tmp_path, "hostile", "--env", f"MODE={mode}")
     assert done.exit_code != 0
     assert why in done.output, done.output

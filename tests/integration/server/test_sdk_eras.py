@@ -109,7 +109,7 @@ async def test_what_a_server_of_the_old_era_may_want_of_us(bench: Bench) -> None
     assert memo["resource"] == {"uri": "memo://1", "mimeType": "text/plain", "text": "a memo"}
 
 
-@pytest.mark.parametrize(("image", "times"), [("legacy", 50), ("modern", 5)])
+@pytest.mark.parametrize(("image", "times"), [("legacy", 50), ("modern", 3)])
 async def test_calls_after_cancelled_ones_are_answered_each_time(
     tmp_path: Path, state: Path, image: str, times: int
 ) -> None:
