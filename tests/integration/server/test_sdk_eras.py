@@ -20,7 +20,14 @@ pytestmark = pytest.mark.docker
 
 @pytest.fixture(scope="module")
 def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return state_with(tmp_path_factory.mktemp("added") / "state", legacy=(), modern=(), both_eras=(), modern_only=())
+    return state_with(
+        tmp_path_factory.mktemp("added") / "state",
+        legacy=(),
+        modern=(),
+        both_eras=(),
+        modern_only=(),
+        common=("legacy", "--scope", "shared"),
+    )
 
 
 @pytest.fixture
@@ -37,7 +44,9 @@ async def named(bench: Bench, image: str, tool: str) -> str:
 
 
 async def test_each_is_spoken_to_in_its_own_era(bench: Bench) -> None:
-    assert {name: one.image.era for name, one in bench.server.catalog.added.items() if one.image} == ERAS
+    assert {
+        name: one.image.era for name, one in bench.server.catalog.added.items() if one.image and name in ERAS
+    } == ERAS
     session = await bench.session(*ERAS)
     for image in ERAS:
         told = await bench.done(session, await named(bench, image, "add"), {"a": 20, "b": 22})
@@ -96,6 +105,16 @@ async def test_a_question_in_the_midst_of_a_call(bench: Bench, image: str) -> No
     detail(await bench.call(session, ask, key="d", deadline_s=2), 450, "still_running")
     events = await bench.client.get("/v1/calls/d", headers={"Accept": "text/event-stream"})
     assert '"text":"cancel"' in events.text.replace('\\"', '"').replace(": ", ":")
+
+
+async def test_a_question_that_may_be_another_sessions_is_put_to_nobody(bench: Bench) -> None:
+    one, two = await bench.session("common"), await bench.session("common")
+    ask = await named(bench, "common", "ask")
+    told = detail(await bench.call(one, ask, key="one"), 450, "still_running")
+    assert told["type"] == "input_required"
+    refused = detail(await bench.call(two, ask), 500, "tool_failed")
+    assert "Calls of several sessions are running" in refused["message"]
+    assert await bench.text(one, "call_answer", {"call_id": "one", "action": "decline"}) == "decline"
 
 
 async def test_what_a_server_of_the_old_era_may_want_of_us(bench: Bench) -> None:
