@@ -41,9 +41,8 @@ def outcome(arena: Arena, answer: Any) -> dict[str, Any]:
 
 @FEW
 def test_the_limit_of_processes_is_told_and_the_next_call_works(arena: Arena) -> None:
-    counted = (
-        arena.server.runtime == "docker" and not arena.server.on_gvisor
-    )  # without a cgroup of its own nothing counts what was refused
+    # without a cgroup of its own nothing counts what was refused
+    counted = not arena.server.on_gvisor and (arena.server.runtime == "docker" or os.geteuid() == 0)
     swallowed = outcome(arena, arena.python(FORKS))
     raised = arena.python(THREADS)
     # on gVisor threads are not the host's; at the limit there it ends as a whole, and the sandbox with it

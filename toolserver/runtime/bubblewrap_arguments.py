@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -54,7 +55,7 @@ class Place:
     workspace: Path | None
     uid: int | None
     open_files: int = OPEN_FILES
-    memory_group: tuple[Path, str] | None = None  # folder of its cgroup's counters, and where it sees them
+    counters: Sequence[tuple[Path, str]] = ()  # folders of its cgroup's counters, and where it sees them
     doors: Path | None = None  # its doors to the egress proxy; for the proxy those of all sandboxes, which it makes
 
 
@@ -95,7 +96,7 @@ def _line(spec: SandboxSpec, place: Place, own: list[str], descriptors: list[str
     inside = [*_environment(spec, place), "--chdir", home, "--"]
     return [
         *(place.bwrap, *own_user, *namespaces, *process, *files, *descriptors, *inside),
-        *(*_drop_user(place), *_limits(spec, place.open_files), *spec.command),
+        *(*_drop_user(place), *_limits(spec, place), *spec.command),
     ]
 
 
@@ -137,9 +138,7 @@ def _own(spec: SandboxSpec, place: Place) -> list[str]:
     arguments += _bound(((str(place.images), IMAGES_IN_SANDBOX),))
     for size, target in ((tmp_mb(spec.limits), "/tmp"), (shm_mb(spec.limits), "/dev/shm")):  # noqa: S108
         arguments += ["--perms", "1777", "--size", str(size * MIB), "--tmpfs", target]
-    if place.memory_group is not None:
-        source, target = place.memory_group
-        arguments += _bound(((str(source), target),))
+    arguments += _bound(tuple((str(folder), seen) for folder, seen in place.counters))
     if spec.draws_pages:
         arguments += ["--ro-bind-try", FONTS, FONTS]
     if place.doors is not None:
@@ -172,10 +171,11 @@ def _drop_user(place: Place) -> list[str]:
     return ["setpriv", *user, "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", "--pdeathsig", "KILL"]
 
 
-def _limits(spec: SandboxSpec, open_files: int) -> list[str]:
+def _limits(spec: SandboxSpec, place: Place) -> list[str]:
     """Of each process, but `nproc`, which counts the user's. `data` is private memory, so MemoryError comes at the limit."""
     limits = spec.limits
     memory, disk = limits.memory_mb * MIB, limits.disk_mb * MIB
-    bounds = {"core": 0, "nofile": open_files, "nproc": limits.pids, "fsize": disk}
+    nproc = limits.pids + bool(place.counters)  # what the control group refuses is counted, so it comes first
+    bounds = {"core": 0, "nofile": place.open_files, "nproc": nproc, "fsize": disk}
     bounds |= {"data": memory} | ({} if spec.draws_pages else {"as": memory + MAPPED_MB * MIB})
     return ["prlimit", *(f"--{name}={math.ceil(value)}" for name, value in bounds.items()), "--"]

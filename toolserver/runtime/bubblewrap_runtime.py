@@ -377,7 +377,7 @@ class BubblewrapRuntime(SandboxRuntime):
             self._cgroups.create(spec.sandbox_id, spec.limits)
         except OSError as problem:
             raise RuntimeUnavailable("The sandbox's control group could not be made.") from problem
-        return replace(place, memory_group=self._cgroups.memory_group(spec.sandbox_id))
+        return replace(place, counters=self._cgroups.counters(spec.sandbox_id))
 
     # -- workspaces
 

@@ -127,10 +127,13 @@ class Cgroups:
             with contextlib.suppress(ProcessLookupError):
                 _write(home / sandbox_id / "cgroup.procs", str(pid))
 
-    def memory_group(self, sandbox_id: str) -> tuple[Path, str]:
-        """The folder with the group's memory counters, and where a sandbox expects it, as in a container."""
-        version, home = self._homes["memory"]
-        return home / sandbox_id, "/sys/fs/cgroup/memory" if version == 1 else "/sys/fs/cgroup"
+    def counters(self, sandbox_id: str) -> list[tuple[Path, str]]:
+        """The folders with the group's counters of memory and processes, and where a sandbox expects each, as in a container."""
+        (version, home), (other, processes) = self._homes["memory"], self._homes["pids"]
+        if version == 1 and other == 1:
+            return [(home / sandbox_id, "/sys/fs/cgroup/memory"), (processes / sandbox_id, "/sys/fs/cgroup/pids")]
+        # in version 2 one folder has both; of two versions beside each other, one place can't hold the other's
+        return [(home / sandbox_id, "/sys/fs/cgroup/memory" if version == 1 else "/sys/fs/cgroup")]
 
     def oom_kills(self, sandbox_id: str) -> int:
         """How many of its processes were ended for want of memory; 0 when it is gone."""

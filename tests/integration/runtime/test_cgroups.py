@@ -160,7 +160,7 @@ def test_a_service_of_its_own_may_delegate_in_version_2(tmp_path: Path) -> None:
         assert set((control / "cgroup.subtree_control").read_text().split()) == {"+cpu", "+memory", "+pids"}
     (home / "box" / "memory.events").write_text("low 0\noom 2\noom_kill 3\noom_group_kill 0\n")
     assert groups.oom_kills("box") == 3
-    assert groups.memory_group("box") == (home / "box", "/sys/fs/cgroup")
+    assert groups.counters("box") == [(home / "box", "/sys/fs/cgroup")]
     groups.join("box", 4711)
     assert (home / "box" / "cgroup.procs").read_text() == "4711"
     assert groups.sandbox_ids() == {"box"}
