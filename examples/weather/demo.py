@@ -4,7 +4,8 @@
     python examples/weather/demo.py --resume RUN [options of `agent resume`]
 
 With AGENT_LLM__MODEL set that model does the work, else a scripted one, which is a real HTTP server on loopback. Sandboxes
-are Docker containers when an engine answers and the images are built, else bubblewrap's.
+are Docker containers when an engine answers and the images are built, else bubblewrap's. On Docker the agent also has a tool
+of others: `third_party.py`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
+from third_party import offered_in, say
+
 HERE = Path(__file__).resolve().parent
 DATA = HERE.parent / "data" / "seattle-weather.csv"
 READY_S = 30.0
@@ -37,10 +40,10 @@ def main() -> int:
     parser.add_argument("--runs-dir", metavar="DIR", help="where runs are kept; ./runs without it")
     options, more = parser.parse_known_args()
     if os.environ.get("AGENT_LLM__MODEL"):
-        print(f"Model: {os.environ['AGENT_LLM__MODEL']}", file=sys.stderr)
+        say(f"Model: {os.environ['AGENT_LLM__MODEL']}")
         return work(options, more, {})
     with scripted_model() as base_url:
-        print(f"Model: scripted, at {base_url}. Set AGENT_LLM__MODEL to use a real one.", file=sys.stderr)
+        say(f"Model: scripted, at {base_url}. Set AGENT_LLM__MODEL to use a real one.")
         return work(options, more, {"AGENT_LLM__MODEL": "scripted-weather", "AGENT_LLM__BASE_URL": base_url})
 
 
@@ -52,8 +55,9 @@ def work(options: argparse.Namespace, more: list[str], settings: dict[str, str])
         command += ["--runs-dir", options.runs_dir]
     if not (os.environ.get("AGENT_TOOLSERVER__URL") or "--toolserver" in more):
         chosen = options.runtime or os.environ.get("AGENT_TOOLSERVER__RUNTIME") or best_runtime()
-        print(f"Sandboxes: {chosen}", file=sys.stderr)
+        say(f"Sandboxes: {chosen}")
         command += ["--runtime", chosen]
+        settings |= added_tools(chosen, Path(options.runs_dir or os.environ.get("AGENT_RUNS_DIR") or "runs"))
     # the scripted model ends with us, so that `agent resume` alone would find none
     settings["AGENT_RESUME_COMMAND"] = how_to_resume(options.runtime)
     with subprocess.Popen(command, env={**os.environ, **settings}) as process:
@@ -62,6 +66,15 @@ def work(options: argparse.Namespace, more: list[str], settings: dict[str, str])
                 return process.wait()
             except KeyboardInterrupt:  # the agent got it too and ends in order
                 continue
+
+
+def added_tools(runtime: str, runs: Path) -> dict[str, str]:
+    """The state folder with the demo's third-party tool: not the user's own, where it would stay for every run."""
+    if (best_runtime() if runtime == "auto" else runtime) != "docker":
+        say("Third-party tool: left out, since images of others need Docker: an engine, and once `make images`.")
+        return {}
+    state_dir = (runs / "added-tools").resolve()
+    return {"TOOLSERVER_STATE_DIR": str(state_dir)} if offered_in(state_dir) else {}
 
 
 def how_to_resume(runtime: str | None) -> str:
@@ -115,4 +128,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], ready: Path) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    try:
+        raise SystemExit(main())
+    except KeyboardInterrupt:  # before there was a run
+        raise SystemExit(130) from None

@@ -42,19 +42,20 @@ MONTHS = [
 Row = dict[str, str]
 
 
-def run_demo(folder: Path, runtime: str) -> subprocess.CompletedProcess[str]:
+def run_demo(folder: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(DEMO), "--runtime", runtime, "--json"], cwd=folder, env=clean_environment(), stdin=subprocess.DEVNULL,
+        [sys.executable, str(DEMO), *options, "--json"], cwd=folder, env=clean_environment(**environment), stdin=subprocess.DEVNULL,
         capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    """Its JSON result, and the run's folder."""
+    """Its JSON result, and the run's folder, where no engine answers."""
     folder = tmp_path_factory.mktemp("demo")
-    done = run_demo(folder, "bubblewrap")
+    done = run_demo(folder, DOCKER_HOST=f"unix://{folder}/nobody.sock")
     assert done.returncode == 0, done.stderr[-4000:]
+    assert "Sandboxes: bubblewrap\nThird-party tool: left out, since images of others need Docker" in done.stderr
     result = json.loads(done.stdout)
     return result, Path(result["folder"])
 
@@ -201,7 +202,7 @@ def test_the_report_is_made_again_with_the_same_bytes(demo: tuple[dict[str, Any]
 @pytest.mark.docker
 @pytest.mark.skipif(shutil.which("docker") is None, reason="no Docker engine on this machine")
 def test_it_runs_in_containers_too(tmp_path: Path, demo: tuple[dict[str, Any], Path]) -> None:
-    done = run_demo(tmp_path, "docker")
+    done = run_demo(tmp_path, "--runtime", "docker")
     assert done.returncode == 0, done.stderr[-4000:]
     result = json.loads(done.stdout)
     assert result["answer"] == demo[0]["answer"]

@@ -18,7 +18,14 @@ from tests.e2e.agent_process import AgentFolder, clean_environment, wait_for
 
 DEMO = Path(__file__).parents[2] / "examples" / "weather" / "demo.py"
 # each stops the demo in this call of the actor, at the latest
-STOPS = ["t1/a1/actor/s1/c0", "t1/a1/actor/s2/c0", "t2/a1/actor/s1/c0", "t3/a1/actor/s1/c0", "t3/a1/actor/s2/c0"]
+STOPS = [
+    "t1/a1/actor/s1/c0",
+    "t1/a1/actor/s2/c0",
+    "t2/a1/actor/s1/c0",
+    "t3/a1/actor/s1/c0",
+    "t3/a1/actor/s2/c0",
+    "t3/a1/actor/s3/c0",
+]
 
 pytestmark = [pytest.mark.bubblewrap, pytest.mark.timeout(240)]
 
@@ -60,7 +67,7 @@ def test_stopped_in_every_task_it_ends_as_if_nothing_had_happened(tmp_path: Path
     assert done.returncode == 0, done.stderr[-4000:]
     assert "Wettest month:** November with 160.6 mm" in done.stdout
     workspace = folder.run_folder / "workspace"
-    made = {"clean.csv", "monthly.csv", "yearly.csv", "climate.png", "years.png", "summary.md"}
+    made = {"clean.csv", "weather.db", "monthly.csv", "yearly.csv", "climate.png", "years.png", "summary.md"}
     assert made <= {place.name for place in workspace.iterdir()}
     attempts = [task["attempts"] for task in folder.result()["tasks"]]
     assert attempts == [1, 2, 1, 1]
