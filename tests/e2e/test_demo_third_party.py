@@ -31,13 +31,6 @@ pytestmark = [
 ]
 
 
-def run(folder: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(DEMO), "--runs-dir", "runs", *options], cwd=folder, env=clean_environment(**environment),
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=250, check=False,
-    )  # fmt: skip
-
-
 def longest_dry_spell() -> str:
     """As the answer has it."""
     best: list[date] = []
@@ -94,31 +87,43 @@ def test_the_added_tool_is_asked_also_after_a_stop_in_the_midst_of_its_call(tmp_
     assert subprocess.run(left, capture_output=True, text=True, check=True, env=dict(os.environ)).stdout == ""
 
 
-def test_when_it_can_not_be_added_the_demo_says_so_and_goes_on_without(tmp_path: Path) -> None:
-    done = run(tmp_path, "--runtime", "docker", "--json", TOOLSERVER_RUNTIME__NAME="bubblewrap")
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert f"{LEFT_OUT}, since it was not added." in done.stderr
-    assert longest_dry_spell() in json.loads(done.stdout)["answer"]
-    assert outcomes(AgentFolder(tmp_path)) == []
-
-
-def test_when_its_packages_can_not_be_had_that_is_told(tmp_path: Path) -> None:
-    """The third-party part alone, with a package that nobody has."""
-    program = """
+def offered(folder: Path, before: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The third-party part alone, after the lines `before`; exit code 3: it was left out."""
+    program = f"""
 import pathlib, shutil, sys
 sys.path.insert(0, sys.argv[1])
 import third_party
-third_party.FOLDER = pathlib.Path(shutil.copytree(third_party.FOLDER, "sqlite"))
-(third_party.FOLDER / "requirements.txt").write_text("toolcrib-has-no-such-package==1  # as it says")
+{before}
 raise SystemExit(0 if third_party.offered_in(pathlib.Path("state")) else 3)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(DEMO.parent)], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False,
-        env=clean_environment(PIP_NO_INDEX="1"),
+    return subprocess.run(
+        [sys.executable, "-c", program, str(DEMO.parent)], cwd=folder, env=clean_environment(**environment),
+        capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
+
+
+def test_when_it_can_not_be_added_that_is_told(tmp_path: Path) -> None:
+    done = offered(tmp_path, "", TOOLSERVER_RUNTIME__NAME="bubblewrap")
+    assert done.returncode == 3, done.stderr
+    assert "added images run on a Docker engine alone" in done.stderr
+    assert f"{LEFT_OUT}, since it was not added." in done.stderr
+
+
+def test_when_its_packages_can_not_be_had_that_is_told(tmp_path: Path) -> None:
+    nobody_has = """
+third_party.FOLDER = pathlib.Path(shutil.copytree(third_party.FOLDER, "sqlite"))
+(third_party.FOLDER / "requirements.txt").write_text("toolcrib-has-no-such-package==1  # as it says")
+"""
+    done = offered(tmp_path, nobody_has, PIP_NO_INDEX="1")
     assert done.returncode == 3, done.stderr
     assert (
         f"{LEFT_OUT}, since its image can't be built. pip could not fetch toolcrib-has-no-such-package==1"
         in done.stderr
     )
     assert not (tmp_path / "state").exists()
+
+
+def test_when_no_engine_answers_that_is_told(tmp_path: Path) -> None:
+    done = offered(tmp_path, "", DOCKER_HOST=f"unix://{tmp_path}/nobody.sock")
+    assert done.returncode == 3, done.stderr
+    assert f"{LEFT_OUT}, since its image can't be built. No Docker engine answers." in done.stderr
