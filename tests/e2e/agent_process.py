@@ -21,10 +21,11 @@ LIMIT_S = 120.0
 
 
 def clean_environment(**more: str) -> dict[str, str]:
+    """Without settings of whoever runs the tests, and without the tool images that they added."""
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(("AGENT_", "OPENAI_", "TOOLSERVER_"))
     }
-    return {**kept, **more}
+    return {**kept, "TOOLSERVER_STATE_DIR": "/nonexistent/toolserver", **more}
 
 
 def wait_for(what: Callable[[], bool], limit_s: float = LIMIT_S, why: str = "it did not happen") -> None:
