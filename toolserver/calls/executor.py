@@ -210,6 +210,7 @@ class Executor:
         session = call.session
         code = Code.INTERNAL
         try:
+            call.begin_task()
             with call.ended_with_session(), session.in_use():
                 session.check_live()
                 work = carry_out if call.left_open is None else carry_on

@@ -56,6 +56,7 @@ class RunningCall:
     received: bool = True
     answer: asyncio.Future[Answer] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     task: asyncio.Task[None] | None = None
+    task_began: bool = False  # before its first step a task can't be cancelled: it looks for `abort_error` itself
     sandbox: CallPlace | None = None
     placed: asyncio.Future[CallPlace] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     news: News = field(default_factory=News)
@@ -110,8 +111,14 @@ class RunningCall:
         """End it now with this error, whatever its sandbox does."""
         if self.abort_error is None and not self.settling and not self.answer.done():
             self.abort_error = error
-            if self.task is not None:
+            if self.task is not None and self.task_began:
                 self.task.cancel()
+
+    def begin_task(self) -> None:
+        """The first step of its task. Raises CancelledError when it was to end before that."""
+        self.task_began = True
+        if self.abort_error is not None:
+            raise asyncio.CancelledError
 
     @contextlib.contextmanager
     def ended_with_session(self) -> Iterator[None]:

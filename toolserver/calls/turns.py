@@ -35,9 +35,14 @@ class Turns:
 
     async def _wait(self, call: RunningCall, wait_s: float) -> None:
         try:
+            call.begin_task()
             with call.ended_with_session():
                 await self._admission.wait_for_place(call.tenant, wait_s)
-            call.queued, call.task = False, None  # not to be stopped half way: what runs it looks for a cancel first
+            call.queued, call.task, call.task_began = (
+                False,
+                None,
+                False,
+            )  # not to be stopped half way: what runs it looks for a cancel first
             await self._begin(call)
         except ToolServerError as error:
             error.call_id = call.call_id

@@ -18,7 +18,8 @@ from toolserver.store import calls as rows
 
 async def begun(crib: Crib, session: str, tool: str, arguments: Any, key: str) -> asyncio.Task[httpx.Response]:
     task = asyncio.create_task(crib.call(session, tool, arguments, key=key))
-    while crib.server.executor.admission.find("default", key) is None:  # noqa: ASYNC110 - it tells nobody
+    while crib.server.executor.admission.find("default", key) is None:
+        assert not task.done(), "it ended before it was seen"
         await asyncio.sleep(0.005)
     return task
 
@@ -47,7 +48,7 @@ async def test_a_call_that_was_not_sent_yet_ends_at_once_without_effects(crib: C
 async def test_a_call_whose_turn_never_came_is_cancelled_like_any_other(tmp_path: Path) -> None:
     async with running(settings(tmp_path, call={"max_running": 1})) as crib:
         session = await crib.session()
-        first = await begun(crib, session, "sleep", {"seconds": 1}, "holds-the-place")
+        first = await begun(crib, session, "sleep", {"seconds": 60}, "holds-the-place")
         await until_sent(crib, "holds-the-place")
         waiting = await begun(crib, session, "count", {}, "waits-1")
         body = (await crib.client.delete("/v1/calls/waits-1")).json()
@@ -56,7 +57,8 @@ async def test_a_call_whose_turn_never_came_is_cancelled_like_any_other(tmp_path
         assert (told["effects"], told["cancelled_by"]) == ("none", "caller")
         assert (await crib.client.delete("/v1/calls/waits-1")).json() == body
         assert detail(await crib.client.get("/v1/calls/waits-1"), 500, "cancelled") == told
-        assert (await first).status_code == 200
+        await crib.client.delete("/v1/calls/holds-the-place")
+        detail(await first, 500, "cancelled")
         detail(await crib.call(session, "count", {}, key="waits-1"), 500, "cancelled")
         assert "count 1" in (await crib.call(session, "count")).text
         journalled = [one.fields for one in records(crib.server.journal.folder, Wanted())]
@@ -64,12 +66,36 @@ async def test_a_call_whose_turn_never_came_is_cancelled_like_any_other(tmp_path
         assert [(one["event"], one["code"], one["cause"]) for one in mine] == [("call_ended", "cancelled", "caller")]
 
 
+async def test_a_cancel_before_a_call_stands_in_the_queue_ends_it_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its key is looked up in the store it is known already, and has no task yet that could be stopped."""
+    async with running(settings(tmp_path, call={"max_running": 1}, queue={"wait_s": 60})) as crib:
+        session = await crib.session()
+        first = await begun(crib, session, "sleep", {"seconds": 60}, "holds-the-place")
+        await until_sent(crib, "holds-the-place")
+        stored, truth = crib.server.executor.stored, crib.server.executor.stored.ended
+
+        async def slowly(tenant: str, call_id: str) -> Any:
+            await asyncio.sleep(0.2)
+            return await truth(tenant, call_id)
+
+        monkeypatch.setattr(stored, "ended", slowly)
+        waiting = await begun(crib, session, "count", {}, "early-1")
+        body = (await asyncio.wait_for(crib.client.delete("/v1/calls/early-1"), 30)).json()
+        assert (body["cancelled"], body["effects"]) == (True, "none")
+        detail(await waiting, 500, "cancelled")
+        await crib.client.delete("/v1/calls/holds-the-place")
+        detail(await first, 500, "cancelled")
+        assert "count 1" in (await crib.call(session, "count")).text
+
+
 async def test_a_cancel_while_the_turn_of_a_call_begins_leaves_no_row_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(settings(tmp_path, call={"max_running": 1})) as crib:
         session = await crib.session()
-        first = await begun(crib, session, "sleep", {"seconds": 0.5}, "holds-the-place")
+        first = await begun(crib, session, "sleep", {"seconds": 60}, "holds-the-place")
         await until_sent(crib, "holds-the-place")
         waiting = await begun(crib, session, "count", {}, "begins-1")
         call = crib.server.executor.admission.find("default", "begins-1")
@@ -85,11 +111,12 @@ async def test_a_cancel_while_the_turn_of_a_call_begins_leaves_no_row_open(
             return value
 
         monkeypatch.setattr(database, "write_small", slowly)
+        await crib.client.delete("/v1/calls/holds-the-place")
         await asyncio.wait_for(written.wait(), 10)
         body = (await crib.client.delete("/v1/calls/begins-1")).json()
         assert (body["cancelled"], body["effects"]) == (True, "none")
         detail(await waiting, 500, "cancelled")
-        assert (await first).status_code == 200
+        detail(await first, 500, "cancelled")
         assert await database.read(rows.running) == []
         assert "count 1" in (await crib.call(session, "count")).text
 
