@@ -145,22 +145,17 @@ def transact(connection: Connection, job: Callable[[Connection], T], *, writes: 
         with waiting_for_the_disk(connection) if durable else contextlib.nullcontext():
             _begin_in(raw, writes=writes)
             value = job(connection)
-            _end(connection, raw, connection.commit, raw.commit)
+            if connection.in_transaction():  # a statement went through SQLAlchemy, which then has one of its own to end
+                connection.commit()
+            if raw.in_transaction:
+                raw.commit()
             return value
     except BaseException as problem:
         with contextlib.suppress(DatabaseError, sqlite3.Error):
-            _end(connection, raw, connection.rollback, raw.rollback)
+            connection.rollback()  # also of one that SQLAlchemy calls invalid since its commit failed
+        with contextlib.suppress(sqlite3.Error):
+            raw.rollback()
         if isinstance(problem, IntegrityError) or not isinstance(problem, DatabaseError | sqlite3.Error):
             raise
         reason = reason_of(problem)
         raise (Busy(reason) if "locked" in reason else StoreUnavailable(reason)) from problem
-
-
-def _end(
-    connection: Connection, raw: sqlite3.Connection, by_both: Callable[[], None], by_driver: Callable[[], None]
-) -> None:
-    """`by_both` where a statement went through SQLAlchemy, which then has a transaction of its own to end."""
-    if connection.in_transaction():
-        by_both()
-    if raw.in_transaction:
-        by_driver()

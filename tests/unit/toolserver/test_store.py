@@ -14,6 +14,7 @@ from tests.unit.toolserver.crib import Crib, detail, new_runtime, running, setti
 from toolserver.errors import StartRefused, StoreUnavailable
 from toolserver.store import calls, keys, sessions
 from toolserver.store.calls import CallRow
+from toolserver.store.connection import connect, transact
 from toolserver.store.database import Database
 from toolserver.store.lock import StateLock
 from toolserver.store.schema import meta
@@ -117,6 +118,22 @@ def test_a_full_disk_is_unavailable_and_recovers(path: Path) -> None:
     database.run(lambda c: c.exec_driver_sql("PRAGMA max_page_count=100000"), writes=False)
     database.run(lambda c: calls.end(c, "t", "c", status=200, body=big, ended_at=1.0))
     database.close()
+
+
+def test_a_commit_that_fails_is_rolled_back_and_the_next_transaction_goes_on(tmp_path: Path) -> None:
+    """As on a disk that is full at the commit: here a deferred foreign key stands for it."""
+    connection = connect(tmp_path / "t.db", 1000).connect()
+    for statement in (
+        "PRAGMA foreign_keys=ON",
+        "CREATE TABLE one (id INTEGER PRIMARY KEY)",
+        "CREATE TABLE two (one INTEGER REFERENCES one(id) DEFERRABLE INITIALLY DEFERRED)",
+    ):
+        connection.connection.cursor().execute(statement)
+    with pytest.raises(IntegrityError):
+        transact(connection, lambda c: c.exec_driver_sql("INSERT INTO two VALUES (7)"), writes=True)
+    transact(connection, lambda c: c.exec_driver_sql("INSERT INTO one VALUES (1)"), writes=True)
+    rows = transact(connection, lambda c: c.exec_driver_sql("SELECT count(*) FROM two").scalar(), writes=False)
+    assert rows == 0
 
 
 @pytest.mark.parametrize("content", [b"this is no database" * 100, b"SQLite format 3\0" + b"\xff" * 4000])
