@@ -313,6 +313,6 @@ def _problem(entry: dict[str, Any]) -> str:
         return f"{name}: there is no such setting"
     if entry["type"] == "too_short" and "min_length" in (entry.get("ctx") or {}):
         return f"{name}: must have {entry['ctx']['min_length']} characters or more"
-    if any("key" in part for part in place) or isinstance(entry["input"], dict | list):
+    if any("key" in part or "secret" in part for part in place) or isinstance(entry["input"], dict | list):
         return f"{name}: {message}"
     return f"{name}: {message} (it is {entry['input']!r})"

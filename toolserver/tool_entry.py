@@ -89,7 +89,7 @@ class Override(_Part):
 
 
 class Command(_Part):
-    """A tool of a command-line image. `argv` and the rest: docs/reference/command-tools.md. Without `input_schema` it is made
+    """A tool of a command-line image. `argv` and the rest: docs/how-to/cli-images.md. Without `input_schema` it is made
     of the template's placeholders: texts, required where they stand outside of a group.
     """
 

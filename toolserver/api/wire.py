@@ -175,10 +175,11 @@ def _errors(problem: ValidationError) -> list[dict[str, str]]:
     for error in problem.errors(include_url=False, include_context=False, include_input=False):
         pointer = "".join("/" + escape(str(part)) for part in error["loc"] if part != "[key]")
         unknown = error["type"] == "extra_forbidden"
-        message = (
-            f"there is no field {str(error['loc'][-1])[:100]!r} here"
-            if unknown
-            else error["msg"].removeprefix("Value error, ")
-        )
+        if unknown:
+            message = f"there is no field {str(error['loc'][-1])[:100]!r} here"
+        elif error["type"] in {"model_type", "dict_type"}:
+            message = "must be an object"
+        else:
+            message = error["msg"].removeprefix("Value error, ")
         errors.append({"pointer": pointer, "message": message})
     return errors

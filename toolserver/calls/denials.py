@@ -11,6 +11,8 @@ from toolserver.sessions.doors import Owner
 
 _MOST = 16  # of one call; the journal has them all
 _TURNED = (Code.TOOL_FAILED, Code.TOOL_CRASHED, Code.POLICY_DENIED)
+_BY_POLICY = frozenset({"none", "not_allowed"})
+_NOT_PUBLIC = frozenset({"private_name", "private_address"})
 _SHOWN = 3
 
 
@@ -45,8 +47,21 @@ async def told(error: ToolServerError, call: RunningCall) -> ToolServerError:
         return ToolServerError(error.code, error.message, error.call_id, extra=extra, effects=error.effects)
     places = ", ".join(f"{one['host']}:{one['port']} ({one['rule']})" for one in call.denied[:_SHOWN])
     more = f" and {len(call.denied) - _SHOWN} more" if len(call.denied) > _SHOWN else ""
-    message = (
-        f"The session's egress does not allow {places}{more}. Allow it with PUT /v1/sessions/{call.session.session_id}/egress, as "
-        f"far as the operator lets sessions reach out, or do without. {error.message}"
-    )
+    message = f"The egress proxy refused {places}{more}. {_advice(call)} {error.message}"
     return ToolServerError(Code.POLICY_DENIED, message, error.call_id, extra=extra, effects="possible")
+
+
+def _advice(call: RunningCall) -> str:
+    """What can be done about it: a rule of the session is not what stands in the way of a private address."""
+    rules = {str(one["rule"]) for one in call.denied}
+    advice = []
+    if rules & _BY_POLICY:
+        advice.append(
+            f"Allow it with PUT /v1/sessions/{call.session.session_id}/egress, as far as the operator lets sessions reach out, or "
+            "do without."
+        )
+    if rules & _NOT_PUBLIC:
+        advice.append("What is not public no session can allow: only the operator's setting egress.allow_private can.")
+    if rules - _BY_POLICY - _NOT_PUBLIC:
+        advice.append("docs/reference/egress.md says what each rule wants.")
+    return " ".join(advice)

@@ -50,7 +50,10 @@ class SecretSource:
             return self.given.get_secret_value()
         value = os.environ.get(self.place) if self.kind == "env" else self._read_file()
         if value is None:
-            raise SecretMissing(f"The secret {self} is not there: the server's environment has no such variable.")
+            raise SecretMissing(
+                f"The secret {self} is not there: the environment of this process has no such variable. The server needs it, "
+                "and so does each command that starts the image (tools add, check, approve)."
+            )
         if not value:
             raise SecretMissing(f"The secret {self} is empty.")
         if "\0" in value or "\n" in value or "\r" in value:

@@ -71,7 +71,11 @@ def image_facts(settings: Settings, reference: str, *, pull: bool = False) -> Im
     try:
         if pull:
             with ImageEngine(settings.runtime.docker_host) as engine:
-                engine.pull(reference, warn)
+                if not engine.pull(reference, warn):
+                    fail(
+                        f"{reference} could not be fetched, so nothing was compared or approved; leave --pull out for the one here",
+                        UNREACHABLE,
+                    )
         return describe(settings, reference, warn)
     except (ImageMissing, ImageBuildError) as problem:
         fail(str(problem), UNREACHABLE)
@@ -90,7 +94,7 @@ def guarded(work: Callable[[], T]) -> T:
     except ImageUnusable as problem:
         for line in problem.said.splitlines()[-10:]:
             warn(f"it said: {escaped(line)[:300]}")
-        fail(str(problem), FAILED)
+        fail(f"{problem} Is it a command-line program, and no MCP server? Then: --kind cli", FAILED)
     except RuntimeUnavailable as problem:
         fail(str(problem), UNREACHABLE)
 

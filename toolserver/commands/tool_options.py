@@ -44,7 +44,7 @@ WorkingDirOption = Annotated[str | None, typer.Option("--working-dir", help="Fol
 CliOption = Annotated[
     str | None,
     typer.Option(
-        "--cli", help="Of kind cli: what follows the image's entrypoint, such as '-c -- {filter}' ([ … ]: a group)."
+        "--cli", help="Of kind cli: what follows the image's entrypoint, such as '-c {filter}' ([ … ]: a group)."
     ),
 ]
 StdinOption = Annotated[str | None, typer.Option("--stdin", help="Of kind cli: its input, such as '{text}'.")]

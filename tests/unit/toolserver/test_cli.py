@@ -119,6 +119,15 @@ def test_every_wrong_setting_is_named_by_its_variable(tmp_path: Path) -> None:
     assert not (tmp_path / "state").exists()
 
 
+def test_a_secret_that_was_pasted_into_the_settings_is_not_repeated(tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text('[tools.leak]\nimage = "x:1"\nsecrets = {TOKEN = "hunter2-pasted"}\n')
+    result = run("serve", "--state-dir", str(tmp_path / "state"), "--config", str(config))
+    assert result.exit_code == 2
+    assert "never the value itself" in result.stderr
+    assert "hunter2" not in result.stderr
+
+
 def test_both_packages_word_an_unknown_setting_in_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENT_HTPT__PORT", "1")
     monkeypatch.setenv("TOOLSERVER_HTPT__PORT", "1")

@@ -122,6 +122,12 @@ async def test_what_is_no_egress_is_refused(crib: Crib, body: dict[str, Any], po
     assert [error["pointer"] for error in told["errors"]] == [pointer]
 
 
+@pytest.mark.parametrize("wrong", ["open", ["example.org:443"], 1])
+async def test_an_egress_that_is_no_object_is_told_so_in_words_of_the_contract(crib: Crib, wrong: Any) -> None:
+    told = detail(await crib.client.post("/v1/sessions", json={"egress": wrong}), 422, "invalid_arguments")
+    assert told["errors"] == [{"pointer": "/egress", "message": "must be an object"}]
+
+
 async def test_a_session_whose_way_out_does_not_answer_is_not_handed_out(tmp_path: Path) -> None:
     class Deaf(FakeToolServer):
         def __init__(self, spec: SandboxSpec, workspace: FakeWorkspace) -> None:
@@ -206,6 +212,28 @@ async def test_a_failed_call_tells_what_was_refused_meanwhile(crib: Crib) -> Non
     assert 'toolserver_egress_denials_total{rule="not_allowed"} 3' in metrics
     assert 'toolserver_egress_bytes_total{direction="down"} 20' in metrics
     assert "toolserver_egress_connections_total 1" in metrics
+
+
+@pytest.mark.parametrize(
+    ("rule", "advice", "not_said"),
+    [
+        ("not_allowed", "Allow it with PUT /v1/sessions/", "egress.allow_private"),
+        ("private_address", "egress.allow_private", "Allow it with PUT"),
+        ("tls_name", "docs/reference/egress.md", "Allow it with PUT"),
+    ],
+)
+async def test_the_advice_of_a_denial_is_what_helps_against_its_rule(
+    crib: Crib, rule: str, advice: str, not_said: str
+) -> None:
+    session = await crib.session(egress=ALLOW)
+    door = crib.sandbox(session).door
+    assert door is not None
+    failing = asyncio.create_task(crib.call(session, "later", {"seconds": 0.3}))
+    await asyncio.sleep(0.1)
+    await proxy(crib).deny(door, "evil.test", 443, rule)
+    message = detail(await failing, 500, "policy_denied")["message"]
+    assert advice in message
+    assert not_said not in message
 
 
 async def test_a_session_with_egress_starts_warm(tmp_path: Path) -> None:
