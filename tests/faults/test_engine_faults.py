@@ -68,7 +68,9 @@ def server(between: Between, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.fixture
 def session(server: ServerProcess, between: Between) -> Iterator[str]:
     with server.client() as client:
-        session = str(client.post("/v1/sessions", json={"images": ["workspace"], "ttl_s": 300}).json()["id"])
+        made = client.post("/v1/sessions", json={"images": ["workspace"], "ttl_s": 300})
+        assert made.status_code == 201, made.text
+        session = str(made.json()["id"])
         assert python(client, session, "open('kept', 'w').write('kept')").status_code == 200
         yield session
         between.cut()

@@ -217,7 +217,9 @@ def test_a_race_of_renames_never_lets_a_read_out(sandbox: WorkerProcess) -> None
     loop = "import ctypes\nl = ctypes.CDLL(None)\nwhile True: l.renameat2(-100, b'd/real', -100, b'd/link', 2)"
     racing = sandbox.start("python_execute", code=loop, call_id="race")
     ends = {"done": 0, "invalid": 0, "failed": 0}
-    for _ in range(1500):
+    for turn in range(30_000):
+        if turn >= 1500 and ends["done"] and ends["invalid"]:  # on a busy machine the other one has its turn seldom
+            break
         outcome = sandbox.call("file_read", path="d/real/passwd")
         ends[outcome.end] += 1
         assert "root:" not in outcome.text
