@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.bridge_site import on_the_bridge
 from tests.own_engine import WITH_GVISOR, engine_with_gvisor
 from tests.real_servers.bench import left_of, state_with
 from tests.real_servers.images import image
@@ -39,13 +38,8 @@ class _Site(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def site() -> Iterator[str]:
-    command = ["docker", "network", "inspect", "bridge", "-f", "{{(index .IPAM.Config 0).Gateway}}"]
-    host = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() or "172.17.0.1"
-    server = ThreadingHTTPServer((host, 0), _Site)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"{host}:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
+    with on_the_bridge(_Site) as address:
+        yield address
 
 
 @pytest.fixture

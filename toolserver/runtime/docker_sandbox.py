@@ -14,6 +14,7 @@ from toolserver.runtime.docker_stream import AttachedStream
 from toolserver.runtime.uninterrupted import uninterrupted
 
 _EXIT_S = 2  # for a container that closed its streams to exit by itself
+_LATE_OOM_S, _LATE_OOM_LOOKS = 0.1, 5  # how long the news of a want of memory may come after the end
 
 
 class Containers:
@@ -122,6 +123,11 @@ class DockerSandbox(Sandbox):
             if state.get("Running"):
                 await self._remove_running()
                 return SandboxEnd("killed", None, log.text())
+            for _ in range(_LATE_OOM_LOOKS):
+                if self._killed or not may_be_oom(state):
+                    break
+                await asyncio.sleep(_LATE_OOM_S)
+                state = await self._state()
             await self._containers.remove(self._container)
         except NotInEngine:
             return SandboxEnd("removed", None, log.text())
@@ -153,6 +159,11 @@ class DockerCommand(DockerSandbox, CommandSandbox):
 
     async def receive_both(self) -> tuple[bytes, bool]:
         return await self._stream.receive_both()
+
+
+def may_be_oom(state: dict[str, Any]) -> bool:
+    """Whether it died as by the want of memory, and the engine has not said so: it may hear of that after the end."""
+    return state.get("ExitCode") == 137 and not state.get("OOMKilled")
 
 
 def end_of(state: dict[str, Any], *, killed: bool, log: str) -> SandboxEnd:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-import threading
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.bridge_site import on_the_bridge
 from tests.foreign_images import foreign_images
 from tests.unit.toolserver.crib import KEY, detail
 from toolserver.app import ToolServer
@@ -45,13 +45,8 @@ class _Site(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[str]:
-    command = ["docker", "network", "inspect", "bridge", "-f", "{{(index .IPAM.Config 0).Gateway}}"]
-    host = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() or "172.17.0.1"
-    server = ThreadingHTTPServer((host, 0), _Site)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"{host}:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
+    with on_the_bridge(_Site) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")

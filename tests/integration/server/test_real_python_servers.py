@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import threading
 from collections.abc import AsyncIterator, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
+from tests.bridge_site import on_the_bridge
 from tests.real_servers.bench import Bench, serving, state_with
 from tests.unit.toolserver.crib import detail
 from toolserver.store import keys
@@ -36,13 +35,8 @@ class _Site(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[str]:
-    command = ["docker", "network", "inspect", "bridge", "-f", "{{(index .IPAM.Config 0).Gateway}}"]
-    host = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() or "172.17.0.1"
-    server = ThreadingHTTPServer((host, 0), _Site)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"{host}:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
+    with on_the_bridge(_Site) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
